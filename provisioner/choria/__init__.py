@@ -1,0 +1,1 @@
+"""Choria's network as one of its clients sees it; knows nothing of provisioning."""
