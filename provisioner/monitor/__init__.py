@@ -1,0 +1,1 @@
+"""What the outside can see of the daemon: its metrics and the HTTP port that serves them."""

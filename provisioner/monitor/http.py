@@ -1,0 +1,205 @@
+"""The monitor port: metrics for Prometheus, health for probes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+from provisioner.errors import ProvisionerError
+from provisioner.monitor.metrics import CONTENT_TYPE
+
+LOG = logging.getLogger(__name__)
+
+#: How long a client may leave a read or a write waiting.
+IO_TIMEOUT_SECONDS = 10.0
+#: Connections at a time; one more closes the oldest, which a scraper that keeps its time has long left.
+CONNECTIONS_LIMIT = 64
+#: Pause after a connection that could not be accepted.
+ACCEPT_PAUSE_SECONDS = 0.1
+#: How often the serving thread looks whether to stop.
+STOP_POLL_SECONDS = 0.1
+#: How long the serving thread and those of its connections may take to end.
+STOP_SECONDS = 5.0
+
+#: Named checks: each gives None when all is well, else one line that says what is not. They must not block.
+Checks: TypeAlias = Mapping[str, Callable[[], str | None]]
+_Page: TypeAlias = tuple[HTTPStatus, str, bytes]
+
+_PLAIN = "text/plain; charset=utf-8"
+
+
+class MonitorServer:
+    """Serves ``/metrics``, ``/livez``, ``/healthz`` (the same as ``/livez``) and ``/readyz``; a context manager.
+
+    The port is bound when the server is made, so that a port in use is an error of the start-up, and served within
+    the context. Health is 200 when every check is fine, else 503 with the failed ones; ``?verbose`` lists all of them.
+
+    :param address: to listen on; empty means all addresses, IPv4 and IPv6
+    :param port: 0 takes a free one, see :attr:`port`
+    :param metrics: gives the page for ``/metrics``
+    :raises ProvisionerError: when it is impossible to listen there
+    """
+
+    def __init__(
+        self, address: str, port: int, *, metrics: Callable[[], bytes], liveness: Checks, readiness: Checks
+    ) -> None:
+        pages: dict[str, Callable[[bool], _Page]] = {
+            "/metrics": lambda _verbose: (HTTPStatus.OK, CONTENT_TYPE, metrics()),
+            "/livez": partial(_health, liveness),
+            "/healthz": partial(_health, liveness),
+            "/readyz": partial(_health, readiness),
+        }
+        try:
+            self._server = _Server(address, port, pages)
+        except OSError as error:
+            where = f"{address or 'all addresses'}, port {port}"
+            reason = error.strerror or error
+            raise ProvisionerError(f"monitor_port, monitor_address: cannot listen on {where}: {reason}") from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="monitor", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on."""
+        return self._server.server_port
+
+    def __enter__(self) -> MonitorServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join(STOP_SECONDS)
+        self._server.server_close()
+
+
+class _Server(HTTPServer):
+    """A thread for each connection, so that a client that is slow or silent holds up no other."""
+
+    request_queue_size = CONNECTIONS_LIMIT
+
+    def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[bool], _Page]]) -> None:
+        self.pages = pages
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        family, host = _family(address)
+        self.address_family = family
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # not HTTPServer's own, which looks the host name up in DNS and may hang there
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_port = self.server_address[1]
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left, and the connection stays in line
+            time.sleep(ACCEPT_PAUSE_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self._serve, args=(request, client_address), name="monitor-connection", daemon=True
+        )
+        with self._lock:
+            if len(self._connections) >= CONNECTIONS_LIMIT:
+                _cut(next(iter(self._connections)))
+            self._connections[request] = thread
+        thread.start()
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection, thread in connections.items():
+            _cut(connection)
+            thread.join(STOP_SECONDS)
+
+    def _serve(self, request: socket.socket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError as error:
+            LOG.debug("a client of the monitor port went away: %s", error)
+        except Exception:  # the outermost frame of the thread
+            LOG.exception("bug in a page of the monitor port")
+        finally:
+            with self._lock:
+                del self._connections[request]
+            self.shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request; the connection ends with it, as HTTP/1.0 has it."""
+
+    server: _Server
+    server_version = "choria-provisioner"
+    sys_version = ""
+    timeout = IO_TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        page = self.server.pages.get(url.path)
+        if page is None:
+            self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"not found\n")
+        else:
+            self._send(*page("verbose" in parse_qs(url.query, keep_blank_values=True)))
+
+    do_HEAD = do_GET  # noqa: N815 - a name of the base class
+
+    def __getattr__(self, name: str) -> Any:
+        # the base class looks for a do_METHOD of whatever method was asked for
+        if name.startswith("do_"):
+            return self._refuse_method
+        raise AttributeError(name)
+
+    def _refuse_method(self) -> None:
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN, b"method not allowed\n", Allow="GET, HEAD")
+
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, text in {"Content-Type": content_type, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        LOG.debug(format, *args)
+
+
+def _family(address: str) -> tuple[socket.AddressFamily, str]:
+    """The address family for a listening address, and that address."""
+    if not address:
+        return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+    family, _, _, _, where = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return family, str(where[0])
+
+
+def _health(checks: Checks, verbose: bool) -> _Page:
+    results = {name: check() for name, check in checks.items()}
+    healthy = not any(results.values())
+    shown = results if verbose else {name: wrong for name, wrong in results.items() if wrong}
+    lines = [f"{name}: {wrong or 'ok'}" for name, wrong in shown.items()] or ["ok"]
+    status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    return status, _PLAIN, "".join(f"{line}\n" for line in lines).encode()
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection under the thread that serves it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

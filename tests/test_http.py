@@ -1,0 +1,251 @@
+"""The monitor port serves scrapers and probes, and no client can keep it from the others."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from provisioner.errors import ProvisionerError
+from provisioner.monitor import http as monitor
+from provisioner.monitor.http import MonitorServer
+from provisioner.monitor.metrics import Metrics
+
+#: For everything that is awaited; no test waits that long unless it fails.
+PATIENCE_SECONDS = 30.0
+#: More than all buffers between the server and a client hold.
+LARGE_BYTES = 20_000_000
+
+Check = Callable[[], str | None]
+Serve = Callable[..., MonitorServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start servers that are stopped at the test's end, with all their threads."""
+    with ExitStack() as stack:
+
+        def start(
+            address: str = "127.0.0.1",
+            *,
+            metrics: Callable[[], bytes] = lambda: b"page\n",
+            liveness: dict[str, Check] | None = None,
+            readiness: dict[str, Check] | None = None,
+        ) -> MonitorServer:
+            return stack.enter_context(
+                MonitorServer(address, 0, metrics=metrics, liveness=liveness or {}, readiness=readiness or {})
+            )
+
+        yield start
+    await_no_thread("monitor")
+
+
+def connect(server: MonitorServer, host: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection((host, server.port), timeout=PATIENCE_SECONDS)
+
+
+def ask(
+    server: MonitorServer,
+    path: str,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    host: str = "127.0.0.1",
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection(host, server.port, timeout=PATIENCE_SECONDS)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def raw(server: MonitorServer, request: bytes) -> bytes:
+    """Send bytes and give all that comes back until the server ends the connection."""
+    with connect(server) as client:
+        client.sendall(request)
+        return to_the_end(client)
+
+
+def to_the_end(client: socket.socket) -> bytes:
+    received = b""
+    while data := client.recv(65536):
+        received += data
+    return received
+
+
+@pytest.mark.parametrize("accept", [None, "application/openmetrics-text;version=1.0.0", "text/html", "*/*;q=0"])
+def test_metrics_come_in_the_same_format_whatever_is_accepted(serve: Serve, accept: str | None) -> None:
+    server = serve(metrics=Metrics("lab").render)
+    response, body = ask(server, "/metrics", headers={"Accept": accept} if accept else {})
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert b'\nchoria_provisioner_provisioned{site="lab"} 0\n' in body
+    assert b"choria_provisioner_provisioned_total" not in body
+    assert b"_created" not in body
+
+
+def test_head_gives_the_headers_of_get_and_no_body(serve: Serve) -> None:
+    server = serve()
+    get, body = ask(server, "/metrics")
+    head, nothing = ask(server, "/metrics", method="HEAD")
+    assert (head.status, nothing) == (200, b"")
+    assert head.headers["Content-Length"] == get.headers["Content-Length"] == str(len(body))
+    assert head.headers["Content-Type"] == get.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW", "get"])
+def test_other_methods_are_told_what_is_allowed(serve: Serve, method: str) -> None:
+    response, _ = ask(serve(), "/metrics", method=method)
+    assert response.status == 405
+    assert response.headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/Metrics", "/../metrics", "/status.json", "*"])
+def test_other_paths_are_not_found(serve: Serve, path: str) -> None:
+    assert ask(serve(), path)[0].status == 404
+
+
+@pytest.mark.parametrize("path", ["/livez", "/healthz"])
+def test_liveness_does_not_ask_for_readiness(serve: Serve, path: str) -> None:
+    server = serve(liveness={"main": lambda: None}, readiness={"broker": lambda: "not connected"})
+
+    assert ask(server, path)[0].status == 200
+    assert ask(server, "/readyz")[0].status == 503
+
+
+def test_failed_checks_are_named_and_verbose_names_all(serve: Serve) -> None:
+    server = serve(readiness={"broker": lambda: "not connected", "election": lambda: None})
+
+    assert ask(server, "/readyz")[1] == b"broker: not connected\n"
+    assert ask(server, "/readyz?verbose")[1] == b"broker: not connected\nelection: ok\n"
+
+
+def test_checks_are_made_anew_for_every_request(serve: Serve) -> None:
+    answers = iter([None, "not connected", None])
+    server = serve(readiness={"broker": lambda: next(answers)})
+
+    assert [ask(server, "/readyz")[0].status for _ in range(3)] == [200, 503, 200]
+
+
+def test_a_bug_in_a_page_is_logged_and_the_server_lives(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> str | None:
+        raise KeyError("a bug")
+
+    server = serve(readiness={"broker": broken})
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        ask(server, "/readyz")
+
+    assert ask(server, "/livez")[0].status == 200
+    assert "a bug" in caplog.text
+
+
+def test_nothing_of_a_request_is_logged_above_debug(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = serve()
+    ask(server, "/s3cret")
+    raw(server, b"s3cret\r\n\r\n")
+
+    assert {record.levelno for record in caplog.records} <= {logging.DEBUG}
+
+
+@pytest.mark.parametrize("request_", [b"\r\n\r\n", b"\0\xff\xfe\r\n\r\n", b"GET / HTTP/9.9.9\r\n\r\n", b"G" * 70_000])
+def test_what_is_no_request_ends_its_connection_alone(serve: Serve, request_: bytes) -> None:
+    server = serve()
+    with suppress(ConnectionError):
+        raw(server, request_)
+
+    assert ask(server, "/livez")[0].status == 200
+
+
+def test_half_a_request_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor._Handler, "timeout", 0.1)
+    server = serve()
+    with connect(server) as silent, connect(server) as slow:
+        slow.sendall(b"GET /metrics HTT")
+        assert to_the_end(silent) == b""
+        assert to_the_end(slow) == b""
+
+
+def test_a_client_that_does_not_read_holds_nobody_up_and_is_given_up(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor._Handler, "timeout", 0.5)
+    server = serve(metrics=lambda: bytes(LARGE_BYTES))
+    with connect(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert client.recv(1) == b"H"
+        assert ask(server, "/livez")[0].status == 200
+        await_no_thread("monitor-connection")
+
+
+def test_too_many_connections_cost_the_oldest(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "CONNECTIONS_LIMIT", 3)
+    server = serve()
+    with connect(server) as first, connect(server) as second, connect(server):
+        assert ask(server, "/livez")[0].status == 200
+        assert to_the_end(first) == b""
+        second.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert to_the_end(second).endswith(b"page\n")
+
+
+def await_no_thread(prefix: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while any(thread.name.startswith(prefix) for thread in threading.enumerate()):
+        assert time.monotonic() < end, "a thread is left behind"
+        time.sleep(0.01)
+
+
+def test_it_listens_on_all_addresses_unless_told_otherwise(serve: Serve) -> None:
+    server = serve("")
+    for host in ("127.0.0.1", "127.0.0.2", *(["::1"] if has_ipv6() else [])):
+        assert ask(server, "/livez", host=host)[0].status == 200
+    narrow = serve("127.0.0.1")
+    with pytest.raises(ConnectionRefusedError):
+        ask(narrow, "/livez", host="127.0.0.2")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_it_listens_on_an_ipv6_address(serve: Serve) -> None:
+    server = serve("::1")
+    assert ask(server, "/livez", host="::1")[0].status == 200
+    with pytest.raises(ConnectionRefusedError):
+        ask(server, "/livez", host="127.0.0.1")
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_port_in_use_is_an_error_that_names_the_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ProvisionerError, match=rf"^monitor_port.*port {port}: Address already in use$"):
+            MonitorServer("127.0.0.1", port, metrics=bytes, liveness={}, readiness={})
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no such host"])
+def test_an_address_that_is_not_here_is_an_error_that_names_it(address: str) -> None:
+    with pytest.raises(ProvisionerError, match=f"monitor_address: cannot listen on {address}, port 0"):
+        MonitorServer(address, 0, metrics=bytes, liveness={}, readiness={})
+
+
+def test_stopping_cuts_connections_and_frees_the_port() -> None:
+    with MonitorServer("127.0.0.1", 0, metrics=bytes, liveness={}, readiness={}) as server:
+        port = server.port
+        idle = connect(server)
+        assert ask(server, "/livez")[0].status == 200
+    with idle:
+        assert to_the_end(idle) == b""
+    with MonitorServer("127.0.0.1", port, metrics=bytes, liveness={}, readiness={}) as again:
+        assert ask(again, "/livez")[0].status == 200
