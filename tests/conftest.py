@@ -1,0 +1,137 @@
+"""What tests of several modules share: a real broker, connections to it, and a watch on threads left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from provisioner.choria import retry, tls
+from provisioner.choria.brokers import Broker
+from provisioner.choria.connector import Connector
+from provisioner.monitor.metrics import ConnectorMetrics
+from provisioner.simulate.broker import NatsServer
+
+#: For everything that is awaited; no test waits that long unless it fails.
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left_behind() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), f"the test left the thread {thread.name} behind"
+
+
+class Eventually(Protocol):
+    def __call__(self, condition: Callable[[], object]) -> None: ...
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Waits until a condition holds."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < give_up, "it never happened"
+            time.sleep(0.005)
+
+    return wait
+
+
+class StartBroker(Protocol):
+    def __call__(self, config: str = "", *, host: str = "127.0.0.1") -> NatsServer: ...
+
+
+@pytest.fixture
+def start_broker() -> Iterator[StartBroker]:
+    """Starts real nats-servers, each with something in its configuration if wanted."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config: str = "", *, host: str = "127.0.0.1") -> NatsServer:
+            return stack.enter_context(NatsServer(config, host=host))
+
+        yield start
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> NatsServer:
+    """A real nats-server, without users or TLS."""
+    return start_broker()
+
+
+class Counters:
+    """The metrics of connectors, and what they have counted."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.metrics = ConnectorMetrics(self._registry)
+
+    def __getitem__(self, name: str) -> float:
+        value = self._registry.get_sample_value(f"choria_connector_{name}")
+        assert value is not None, f"no such series: {name}"
+        return value
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+class Address(Protocol):
+    """Where a broker is: a :class:`Broker`, a server, a fake one."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+class MakeConnector(Protocol):
+    def __call__(self, *brokers: Address, **options: Any) -> Connector: ...
+
+
+@pytest.fixture
+def make_connector(counters: Counters) -> Iterator[MakeConnector]:
+    """Makes connectors to the given brokers, not connected yet, with any options of :class:`Connector`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*brokers: Address, **options: Any) -> Connector:
+            addresses = [Broker(broker.host, broker.port) for broker in brokers]
+            defaults: dict[str, Any] = {
+                "brokers": lambda: addresses,
+                "name": "test",
+                "reply_prefix": "test.reply",
+                "authenticate": lambda _: {},
+                "tls_context": tls.system_trust_context,
+                "connect_timeout": PATIENCE_SECONDS,
+                "metrics": counters.metrics,
+            }
+            connector = Connector(**{**defaults, **options})
+            stack.callback(connector.close)
+            return connector
+
+        yield make
+
+
+@pytest.fixture
+def connector(broker: NatsServer, make_connector: MakeConnector) -> Connector:
+    """A connection to :func:`broker`."""
+    connector = make_connector(broker)
+    assert connector.connect(PATIENCE_SECONDS)
+    return connector
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are tried again after some milliseconds."""
+    monkeypatch.setattr(retry, "FIRST_CONNECT_BACKOFF", retry.Backoff((10,)))
+    monkeypatch.setattr(retry, "RECONNECT_BACKOFF", retry.Backoff((10,)))

@@ -1,0 +1,300 @@
+"""TLS: used when the broker requires it, always verified, and every refusal told in plain words."""
+
+from __future__ import annotations
+
+import queue
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from provisioner.choria import tls
+from provisioner.choria.brokers import Broker
+from provisioner.choria.connector import ConnectFailedError, Connector, Message, TLSError
+from provisioner.simulate.broker import NatsServer
+from tests.certificates import Authority, Files
+from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartBroker
+from tests.fake_broker import FakeBroker, Peer
+
+pytestmark = pytest.mark.usefixtures("quick_retries")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def localhost(authority: Authority) -> Files:
+    """What a broker on this machine proves who it is with."""
+    return authority.issue("broker", hosts=("localhost", "127.0.0.1"))
+
+
+@pytest.fixture
+def _trusted(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system trusts the authority of these tests."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+
+
+def configuration(files: Files, more: str = "") -> str:
+    return f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}"\n {more} }}'
+
+
+def failure(connector: Connector) -> Exception:
+    """Why the one broker could not be connected to."""
+    connector.connect(0)
+    while connector.failure is None:
+        time.sleep(0.005)
+    assert isinstance(connector.failure, ConnectFailedError)
+    return next(iter(connector.failure.causes.values()))
+
+
+@pytest.mark.usefixtures("_trusted")
+class TestAgreed:
+    @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+    @pytest.mark.parametrize("version", ["1.2", "1.3"])
+    def test_it_is_used_when_the_broker_requires_it(
+        self, host: str, version: str, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        server = start_broker(configuration(localhost, f'min_version: "{version}"'))
+        connector = make_connector(Broker(host, server.port))
+        assert connector.connect(PATIENCE_SECONDS)
+        connector.subscribe("echo", callback=lambda message: connector.publish(message.reply, payload=message.payload))
+        payload = bytes(range(256)) * 4000
+        assert connector.request("echo", payload=payload, timeout=PATIENCE_SECONDS).payload == payload
+
+    def test_it_is_not_used_when_the_broker_only_offers_it(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        def no_context() -> ssl.SSLContext:
+            raise AssertionError("no TLS was wanted")
+
+        server = start_broker(configuration(localhost) + "\nallow_non_tls: true")
+        connector = make_connector(server, tls_context=no_context)
+        assert connector.connect(PATIENCE_SECONDS)
+        assert connector.server_info["tls_available"] is True
+
+    def test_but_then_it_is_when_we_insist(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        used = []
+
+        def context() -> ssl.SSLContext:
+            used.append(1)
+            return tls.system_trust_context()
+
+        server = start_broker(configuration(localhost) + "\nallow_non_tls: true")
+        assert make_connector(server, tls_context=context, tls_always=True).connect(PATIENCE_SECONDS)
+        assert used == [1]
+
+    def test_many_threads_may_write_while_the_reader_reads(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        server = start_broker(configuration(localhost))
+        for _ in range(5):
+            connector = make_connector(server)
+            connector.connect(PATIENCE_SECONDS)
+
+            def answer(message: Message, connector: Connector = connector) -> None:
+                connector.publish(message.reply, payload=message.payload)
+
+            connector.subscribe("echo", callback=answer)
+
+            def ask(number: int, connector: Connector = connector) -> bool:
+                payload = b"%d" % number * 500
+                return bytes(connector.request("echo", payload=payload, timeout=PATIENCE_SECONDS).payload) == payload
+
+            with ThreadPoolExecutor(8) as threads:
+                assert all(threads.map(ask, range(400)))
+            assert connector.connections == 1
+            connector.close()
+
+    def test_the_first_writes_may_come_at_any_moment(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        server = start_broker(configuration(localhost))
+        for number in range(60):
+            messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+            connector = make_connector(server)
+            connector.subscribe("a", callback=messages.put)
+            connector.connect(PATIENCE_SECONDS)
+            connector.publish("a", payload=b"%d" % number)
+            assert messages.get(timeout=PATIENCE_SECONDS).payload == b"%d" % number
+            connector.close()
+
+    def test_a_lost_connection_is_encrypted_again(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector, eventually: Eventually
+    ) -> None:
+        server = start_broker(configuration(localhost))
+        connector = make_connector(server)
+        connector.connect(PATIENCE_SECONDS)
+        server.kill()
+        server.start()
+        eventually(lambda: connector.connections == 2)
+        connector.flush()
+
+    def test_a_frozen_broker_is_found_and_left(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector, eventually: Eventually
+    ) -> None:
+        server = start_broker(configuration(localhost))
+        connector = make_connector(server, ping_interval=0.1)
+        connector.connect(PATIENCE_SECONDS)
+        server.pause()
+        eventually(lambda: not connector.connected)
+        connector.close()
+
+    def test_a_member_of_the_cluster_known_by_its_address_proves_the_name_of_the_one_that_told_of_it(
+        self, authority: Authority, start_broker: StartBroker, make_connector: MakeConnector, eventually: Eventually
+    ) -> None:
+        files = authority.issue("cluster", hosts=("localhost",))
+        routes = [unused_address(), unused_address()]
+        first, _ = (
+            start_broker(
+                f"{configuration(files)}\n"
+                f'cluster {{ name: c, listen: "{routes[number]}", routes: ["nats://{routes[1 - number]}"] }}'
+            )
+            for number in range(2)
+        )
+        connector = make_connector(Broker("localhost", first.port))
+        connector.connect(PATIENCE_SECONDS)
+        eventually(lambda: len(connector.server_info.get("connect_urls", ())) == 2)
+        first.kill()
+        eventually(lambda: connector.connections == 2)
+        assert connector.connected_url.startswith("nats://127.0.0.1:")
+
+
+class TestRefused:
+    def test_an_authority_that_is_not_trusted(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        error = failure(make_connector(Broker("localhost", start_broker(configuration(localhost)).port)))
+        assert isinstance(error, TLSError)
+        assert str(error) == "the certificate of localhost is not to be trusted: unable to get local issuer certificate"
+
+    @pytest.mark.usefixtures("_trusted")
+    @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+    def test_a_certificate_of_another_host(
+        self, host: str, authority: Authority, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        server = start_broker(configuration(authority.issue("other", hosts=("other.example.net", "127.0.0.2"))))
+        error = failure(make_connector(Broker(host, server.port)))
+        assert isinstance(error, TLSError)
+        assert f"the certificate of {host} is not to be trusted" in str(error)
+        assert "mismatch" in str(error)
+
+    @pytest.mark.usefixtures("_trusted")
+    def test_a_certificate_with_the_host_in_its_common_name_alone(
+        self, authority: Authority, start_broker: StartBroker, make_connector: MakeConnector
+    ) -> None:
+        server = start_broker(configuration(authority.issue("localhost")))
+        error = failure(make_connector(Broker("localhost", server.port)))
+        assert isinstance(error, TLSError)
+        assert "mismatch" in str(error)
+
+    @pytest.mark.usefixtures("_trusted")
+    @pytest.mark.parametrize("version", ["1.2", "1.3"])
+    def test_us_because_we_have_no_certificate(
+        self,
+        version: str,
+        authority: Authority,
+        localhost: Files,
+        start_broker: StartBroker,
+        make_connector: MakeConnector,
+    ) -> None:
+        """With TLS 1.3 the refusal comes when the handshake seems to have succeeded."""
+
+        def context() -> ssl.SSLContext:
+            context = tls.system_trust_context()
+            context.maximum_version = ssl.TLSVersion.TLSv1_3 if version == "1.3" else ssl.TLSVersion.TLSv1_2
+            return context
+
+        server = start_broker(configuration(localhost, f'verify: true, ca_file: "{authority.certificate}"'))
+        error = failure(make_connector(server, tls_context=context))
+        assert isinstance(error, TLSError)
+        reasons = {"1.2": "handshake failure", "1.3": "certificate required"}
+        assert str(error) == f"the broker refuses TLS with us: {reasons[version]}"
+
+    def test_a_broker_without_it_when_we_insist(self, broker: NatsServer, make_connector: MakeConnector) -> None:
+        error = failure(make_connector(broker, tls_always=True))
+        assert isinstance(error, TLSError)
+        assert str(error) == "the broker offers no TLS"
+
+    def test_a_broker_that_answers_with_something_else(self, make_connector: MakeConnector) -> None:
+        def script(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.send(b"-ERR 'what is this?'\r\n")
+            peer.wait_until_left()
+
+        def slow(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.take(1)
+            peer.send(b"-ERR 'what is this?'\r\n")
+            peer.wait_until_left()
+
+        with FakeBroker(slow, script) as fake:
+            connector = make_connector(fake)
+            error = failure(connector)
+            connector.close()
+        assert isinstance(error, TLSError)
+        assert str(error) == "TLS failed: wrong version number"
+
+    def test_words_in_clear_between_the_greeting_and_tls(self, make_connector: MakeConnector) -> None:
+        """Somebody in between could have us take them for the broker's own."""
+
+        def script(peer: Peer) -> None:
+            peer.send(b'INFO {"tls_required": true}\r\nINFO {"max_payload": 1}\r\n')
+            peer.wait_until_left()
+
+        with FakeBroker(script) as fake:
+            connector = make_connector(fake)
+            error = failure(connector)
+            connector.close()
+        assert isinstance(error, TLSError)
+        assert "in clear" in str(error)
+
+    def test_a_broker_that_hangs_up(self, make_connector: MakeConnector) -> None:
+        def script(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.take(1)
+
+        with FakeBroker(script) as fake:
+            connector = make_connector(fake)
+            error = failure(connector)
+            connector.close()
+        assert "closed the connection during the TLS handshake" in str(error) or "reset" in str(error)
+
+    @pytest.mark.usefixtures("_trusted")
+    def test_a_trust_store_that_becomes_right_is_enough(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector, tmp_path: Path
+    ) -> None:
+        """The context is made anew for every connection."""
+        other = Authority(tmp_path, "Other CA")
+        stores = iter((other.certificate, None))
+
+        def context() -> ssl.SSLContext:
+            store = next(stores)
+            if store is None:
+                return tls.system_trust_context()
+            context = ssl.create_default_context(cafile=str(store))
+            assert context.verify_mode == ssl.CERT_REQUIRED
+            return context
+
+        connector = make_connector(start_broker(configuration(localhost)), tls_context=context)
+        assert connector.connect(PATIENCE_SECONDS)
+        assert isinstance(connector.failure, ConnectFailedError)
+
+
+def test_the_context_verifies_everything() -> None:
+    context = tls.system_trust_context()
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert not context.hostname_checks_common_name
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def unused_address() -> str:
+    server = NatsServer()
+    server.close()
+    return server.address
