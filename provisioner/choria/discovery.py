@@ -1,0 +1,111 @@
+"""Broadcast discovery: which servers are there that want to be provisioned."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable
+
+import attrs
+
+from provisioner.choria.connector import Connector, Message, RequestTimeoutError
+from provisioner.choria.identity import reason_insane
+from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError
+from provisioner.choria.rpc import printable
+
+LOG = logging.getLogger(__name__)
+
+#: A discovery never takes longer than this, as in the Go original.
+LIMIT_SECONDS = 2.0
+#: Once replies have begun, it ends when none came for this long.
+SLIDE_SECONDS = 0.3
+#: How often a wait looks whether the discovery is still wanted.
+CHECK_SECONDS = 0.1
+
+#: Choria's discovery agent expects the word `ping` in base64; the word itself happens to be valid base64 of something.
+_PING = "cGluZw=="
+
+
+@attrs.frozen
+class Sighting:
+    """A server that answered.
+
+    :ivar received: when its reply arrived, by the monotonic clock
+    """
+
+    identity: str
+    received: float
+
+
+def discover(
+    connector: Connector,
+    protocol: Protocol,
+    *,
+    target_agent: str,
+    first_reply: float,
+    interrupted: Callable[[], bool],
+) -> list[Sighting]:
+    """Ask all servers that run `target_agent` to answer, and collect those that do, each once.
+
+    :param first_reply: seconds to wait for the first reply; :data:`LIMIT_SECONDS` at most
+    :param interrupted: asked often; true ends the discovery with nothing found
+    :raises ConnectorError: when there is no connection, or it is lost
+    """
+    request_id = protocol.new_request_id()
+    with connector.expect(request_id) as replies:
+        payload = protocol.request(
+            agent="discovery",
+            target_agent=target_agent,
+            body=_PING,
+            request_id=request_id,
+            reply_to=replies.subject,
+            connected_url=connector.connected_url,
+        )
+        # no NATS reply subject: a broker that knows of nobody yet must not end the window
+        connector.publish(DISCOVERY_SUBJECT, payload=payload)
+        messages: list[Message] = []
+        limit = time.monotonic() + LIMIT_SECONDS
+        end = min(limit, time.monotonic() + first_reply)
+        # Replies are only put aside until the window closes: parsing thousands of them within it would delay the
+        # stamping of those that follow, and so cut them off.
+        while not interrupted():
+            remaining = end - time.monotonic()
+            try:
+                message = replies.get(min(CHECK_SECONDS, max(0.0, remaining)))
+            except RequestTimeoutError:
+                if remaining <= 0:
+                    return _sightings(messages, protocol, request_id)
+                continue
+            if message.received <= end:
+                messages.append(message)
+                end = min(limit, message.received + SLIDE_SECONDS)
+    return []
+
+
+def _sightings(messages: list[Message], protocol: Protocol, request_id: str) -> list[Sighting]:
+    sightings: dict[str, Sighting] = {}
+    refused: collections.Counter[str] = collections.Counter()
+    for message in messages:
+        try:
+            identity = _identity(message, protocol, request_id)
+        except ProtocolError as error:
+            refused[str(error)] += 1
+        else:
+            sightings.setdefault(identity, Sighting(identity, message.received))
+    for reason, count in refused.items():
+        LOG.warning("refused %d discovery replies: %s", count, reason)
+    return list(sightings.values())
+
+
+def _identity(message: Message, protocol: Protocol, request_id: str) -> str:
+    reply = protocol.reply(message.payload)
+    if reply.request_id != request_id:
+        raise ProtocolError("another request is named in them")
+    if reply.agent != "discovery" or reply.body != "pong":
+        raise ProtocolError("they answer something else than a discovery")
+    if reply.sender != reply.transport_sender:
+        raise ProtocolError("the envelopes name different senders")
+    if reason := reason_insane(reply.sender):
+        raise ProtocolError(f"the identity {printable(reply.sender)!r} is not sane: {reason}")
+    return reply.sender

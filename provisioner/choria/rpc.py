@@ -1,0 +1,305 @@
+"""Requests directed at one server, each wanting one reply, from that server.
+
+Other nodes in the provisioning account can see every request and publish replies to it, so a reply must pass every
+check there is; one that does not is dropped and the wait goes on, since failing at once would let any token holder
+abort every request. Two good but different replies to one request mean two servers with one identity, or a forgery:
+that ends the session of this identity before anything further is sent to it.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from provisioner.choria.connector import (
+    Connector,
+    Expectation,
+    Message,
+    NoRespondersError,
+    RequestTimeoutError,
+)
+from provisioner.choria.protocol import Protocol, ProtocolError, Reply, node_subject
+from provisioner.errors import ProvisionerError
+
+LOG = logging.getLogger(__name__)
+
+#: How long after the first reply to a request a second, different one is still looked for.
+SECOND_REPLY_SECONDS = 60.0
+#: How many further replies to one request are opened at most: a flood of them must not occupy the reader.
+SECOND_REPLIES_EXAMINED = 3
+#: Longest text of a server's own that goes into an error or a log line.
+STATUS_TEXT_CHARACTERS = 300
+
+STATUS_OK = 0
+STATUS_ABORTED = 1
+
+_LOCKED = "Could not obtain provisioning lock"
+#: Beginnings of those refusals with status 1 that the same request will meet again, however often it is sent.
+_FINAL_REFUSALS = (
+    _LOCKED,
+    "Incorrect provision token supplied",
+    "Cannot reconfigure a server that is not in provisioning mode",
+    "Cannot restart a server that is not in provisioning mode",
+    "Cannot shutdown a server that is not in provisioning mode",
+    "Did not receive any configuration to write",
+    "Could not decode configuration data",
+    "Could not save Action Policies",
+    "Could not save Open Policy Agent Policies",
+)
+
+
+_BETWEEN_TOKENS = re.compile(r"[ \t\r\n,:]*")
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
+class RPCError(ProvisionerError):
+    """One try of a request failed."""
+
+    #: Trying again cannot change it.
+    final = False
+
+
+class SilenceError(RPCError):
+    """The request went out over a connection that lasted, and no good reply came in time."""
+
+
+class NobodyError(RPCError):
+    """The broker says that no server with this identity is connected."""
+
+
+class BadReplyError(RPCError):
+    """The right server replied with something that is not a reply of this action."""
+
+
+class RefusedError(RPCError):
+    """The server replied with a status other than OK."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        self.locked = text.startswith(_LOCKED)
+        self.final = status != STATUS_ABORTED or text.startswith(_FINAL_REFUSALS)
+        super().__init__(f"refused: {text}" if text else f"refused with status {status}")
+
+
+class ConflictError(RPCError):
+    """Two different replies came to one request of this session."""
+
+    final = True
+
+
+@attrs.frozen
+class RPCReply:
+    """A reply with status OK.
+
+    :ivar body: the JSON text of the whole reply body
+    :ivar data: its `data` member
+    """
+
+    body: str
+    data: Mapping[str, Any]
+
+    def data_text(self) -> str:
+        """The JSON text of `data` just as the server wrote it: no number loses digits on its way to the helper."""
+        return _member_text(self.body, "data")
+
+    def text(self, key: str) -> str:
+        """A member of `data` that must be a string.
+
+        :raises BadReplyError: when it is absent or of another type
+        """
+        value = self.data.get(key)
+        if not isinstance(value, str):
+            raise BadReplyError(f"the reply lacks a valid {key}")
+        return value
+
+
+class Client:
+    """Requests over one connection, for any number of servers and threads."""
+
+    def __init__(self, connector: Connector, protocol: Protocol) -> None:
+        self.connector = connector
+        self.protocol = protocol
+        self._lock = threading.Lock()
+        self._answered: dict[str, _Answered] = {}
+        self._expiries: collections.deque[tuple[float, str]] = collections.deque()
+        connector.on_unclaimed = self._examine_late
+
+    def session(self, identity: str) -> Session:
+        """The conversation with one server, for the length of one provisioning cycle."""
+        return Session(identity, self)
+
+    def _remember(self, request_id: str, answered: _Answered) -> None:
+        now = time.monotonic()
+        with self._lock:
+            while self._expiries and self._expiries[0][0] <= now:
+                self._answered.pop(self._expiries.popleft()[1], None)
+            self._answered[request_id] = answered
+            self._expiries.append((now + SECOND_REPLY_SECONDS, request_id))
+
+    def _examine_late(self, message: Message) -> None:
+        """Compare a further reply to an answered request with the first one. Mostly runs in the reader thread."""
+        request_id = message.subject.rpartition(".")[2]
+        with self._lock:
+            answered = self._answered.get(request_id)
+            if answered is None or answered.examined == SECOND_REPLIES_EXAMINED:
+                return
+            answered.examined += 1
+        session = answered.session
+        try:
+            reply = session.checked(message, request_id, answered.agent)
+        except ProtocolError as error:
+            LOG.debug("ignored a further reply: %s", error, extra={"identity": session.identity})
+            return
+        digest = _digest(reply)
+        if digest != answered.digest:
+            session.conflict = True
+            LOG.warning(
+                "two different replies to one %s request, of digests %s and %s: two servers share this identity, "
+                "or one of the replies is forged",
+                answered.agent,
+                answered.digest.hex(),
+                digest.hex(),
+                extra={"identity": session.identity},
+            )
+
+
+@attrs.define(eq=False)
+class Session:
+    """The conversation with one server. Used by one worker; the reader thread may set `conflict`."""
+
+    identity: str
+    _client: Client
+    conflict: bool = False
+
+    def call(self, agent: str, action: str, data: Mapping[str, Any], *, timeout: float) -> RPCReply:
+        """Send one request and wait for its reply.
+
+        :param timeout: seconds for the whole of it
+        :raises RPCError: for every way in which the server does not say OK
+        :raises ConnectorError: when the connection is not there, or is lost before the reply
+        """
+        if self.conflict:
+            raise ConflictError("different replies came to one request, so nothing further is sent")
+        connector, protocol = self._client.connector, self._client.protocol
+        deadline = time.monotonic() + timeout
+        request_id = protocol.new_request_id()
+        with connector.expect(request_id) as replies:
+            payload = protocol.request(
+                agent=agent,
+                target_agent=agent,
+                body=json.dumps({"agent": agent, "action": action, "data": data}),
+                request_id=request_id,
+                reply_to=replies.subject,
+                connected_url=connector.connected_url,
+            )
+            connector.publish(node_subject(self.identity), payload=payload, reply=replies.subject)
+            reply = self._first_good(replies, request_id, agent, deadline, timeout)
+            self._client._remember(request_id, _Answered(self, agent, _digest(reply)))
+        for message in replies.drain():
+            self._client._examine_late(message)
+        return _opened(reply.body)
+
+    def checked(self, message: Message, request_id: str, agent: str) -> Reply:
+        """A reply that answers this request and comes from this server.
+
+        :raises ProtocolError: saying what speaks against it
+        """
+        reply = self._client.protocol.reply(message.payload)
+        if reply.request_id != request_id:
+            raise ProtocolError("it names another request")
+        if reply.agent != agent:
+            raise ProtocolError("it names another agent")
+        if reply.sender != self.identity or reply.transport_sender != self.identity:
+            raise ProtocolError("it comes from another sender")
+        return reply
+
+    def _first_good(self, replies: Expectation, request_id: str, agent: str, deadline: float, timeout: float) -> Reply:
+        dropped: collections.Counter[str] = collections.Counter()
+        while True:
+            try:
+                message = replies.get(max(0.0, deadline - time.monotonic()))
+            except RequestTimeoutError:
+                reasons = "".join(f"; dropped {count}, since {why}" for why, count in dropped.items())
+                raise SilenceError(f"no reply within {timeout:g} s{reasons}") from None
+            except NoRespondersError:
+                raise NobodyError("no server of this identity is connected") from None
+            try:
+                return self.checked(message, request_id, agent)
+            except ProtocolError as error:
+                if str(error) not in dropped:
+                    LOG.warning("dropped a reply to %s: %s", agent, error, extra={"identity": self.identity})
+                dropped[str(error)] += 1
+
+
+@attrs.define(eq=False)
+class _Answered:
+    """A request that has its reply; kept for a while to notice a second one."""
+
+    session: Session
+    agent: str
+    digest: bytes
+    examined: int = 0
+
+
+def _digest(reply: Reply) -> bytes:
+    return hashlib.sha256(reply.body.encode(errors="replace")).digest()
+
+
+def _opened(body: str) -> RPCReply:
+    """The contents of a reply body.
+
+    :raises RefusedError: when its status is another than OK
+    :raises BadReplyError: when it is no reply body
+    """
+    try:
+        document = _DECODER.decode(body)
+    except (ValueError, RecursionError):
+        raise BadReplyError("the body of the reply is not JSON") from None
+    if not isinstance(document, dict):
+        raise BadReplyError("the body of the reply is not an object")
+    status, text, data = document.get("statuscode"), document.get("statusmsg"), document.get("data")
+    if not isinstance(status, int) or isinstance(status, bool):
+        raise BadReplyError("the reply lacks a valid statuscode")
+    if status != STATUS_OK:
+        raise RefusedError(status, printable(text) if isinstance(text, str) else "")
+    if not isinstance(data, dict):
+        raise BadReplyError("the reply lacks a valid data")
+    return RPCReply(body, data)
+
+
+def printable(text: str) -> str:
+    """Text from the network in a form that is safe and short enough for one line of a log."""
+    line = "".join(character if character.isprintable() else " " for character in text[: STATUS_TEXT_CHARACTERS + 1])
+    return line if len(line) <= STATUS_TEXT_CHARACTERS else line[:STATUS_TEXT_CHARACTERS] + "..."
+
+
+def _member_text(body: str, name: str) -> str:
+    """The text of one member of a JSON object that is known to be well-formed; the last of that name, as in parsing."""
+    found, position = "", body.index("{") + 1
+    while body[position := _past(body, position)] != "}":
+        key, position = _DECODER.raw_decode(body, position)
+        start = _past(body, position)
+        _, position = _DECODER.raw_decode(body, start)
+        if key == name:
+            found = body[start:position]
+    return found
+
+
+def _past(body: str, position: int) -> int:
+    match = _BETWEEN_TOKENS.match(body, position)
+    return match.end() if match else position
