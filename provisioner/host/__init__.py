@@ -1,0 +1,1 @@
+"""One host's provisioning cycle: the RPCs to its server, the site's helper, the outcome."""

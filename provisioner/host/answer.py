@@ -1,0 +1,302 @@
+"""What the helper answered: read strictly, then checked for what a server would choke on half-way."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import attrs
+
+from provisioner.errors import HostError
+
+#: The setting that must be off in what the helper returns, or the server starts in provisioning mode again.
+PROVISION_KEY = "plugin.choria.server.provision"
+#: Choria stops reading a configuration file at a longer line, and ignores all that follows.
+LINE_LIMIT_BYTES = 64 * 1024 - 1
+#: The longest file name that the usual file systems take.
+FILE_NAME_LIMIT_BYTES = 255
+#: Expiry times end here, with the year 9999: the last that everybody can read.
+EXPIRY_LIMIT_SECONDS = 253_402_300_800
+#: How many problems one error names; a helper can make any number of them.
+PROBLEMS_NAMED = 5
+
+_FALSE = frozenset({"0", "no", "false", "n", "f"})
+_PERMISSIONS = ("submission", "streams", "governor", "service_host")
+_LINE_BREAKING = re.compile("[\r\n\0]")
+_PLAIN_NAME = re.compile(r"[\w.:/-]{1,80}")
+_FILE_STEM = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*")
+_KINDS = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+_T = TypeVar("_T")
+
+
+class AnswerError(HostError):
+    """The helper's answer cannot be used; the text names the key at fault and never shows a value."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the helper's answer is refused: {problem}")
+
+
+@attrs.frozen(kw_only=True)
+class ServerClaims:
+    """What the helper wants in the server's own JWT; empty and None stand for what it did not say.
+
+    :ivar exp: seconds since the epoch, before the year 10000, maybe long past
+    :ivar permissions: those that it named of the four that Choria knows
+    """
+
+    ou: str = ""
+    exp: int | None = None
+    collectives: tuple[str, ...] = ()
+    pub_subjects: tuple[str, ...] = ()
+    permissions: dict[str, bool] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """The helper's answer; empty stands for what it did not say.
+
+    :ivar defer: leave the host to a later cycle, whatever else the answer says
+    :ivar shutdown: shut the server down, do not configure it
+    :ivar msg: the reason for either, as it came: any text of any length
+    """
+
+    defer: bool = False
+    shutdown: bool = False
+    msg: str = attrs.field(default="", repr=False)
+    key: str = attrs.field(default="", repr=False)
+    certificate: str = attrs.field(default="", repr=False)
+    ca: str = attrs.field(default="", repr=False)
+    ssldir: str = attrs.field(default="", repr=False)
+    configuration: dict[str, str] = attrs.field(factory=dict, repr=False)
+    action_policies: dict[str, str] = attrs.field(factory=dict, repr=False)
+    opa_policies: dict[str, str] = attrs.field(factory=dict, repr=False)
+    server_claims: ServerClaims = attrs.field(factory=ServerClaims, repr=False)
+    upgrade: str = attrs.field(default="", repr=False)
+
+
+def parse(stdout: bytes) -> Answer:
+    """Read what the helper printed: one JSON document, an object.
+
+    Names of keys match in any letter case, as in the Go original, and unknown ones are ignored. `null` counts as
+    absent; when a key comes twice the last one wins.
+
+    :raises AnswerError: anything else than such a document, or a value of the wrong type in it
+    """
+    answer = _members(_document(stdout))
+    return Answer(
+        defer=_boolean(answer, "defer"),
+        shutdown=_boolean(answer, "shutdown"),
+        msg=_text(answer, "msg"),
+        key=_text(answer, "key"),
+        certificate=_text(answer, "certificate"),
+        ca=_text(answer, "ca"),
+        ssldir=_text(answer, "ssldir"),
+        configuration=_texts_by_name(answer, "configuration"),
+        action_policies=_texts_by_name(answer, "action_policies"),
+        opa_policies=_texts_by_name(answer, "opa_policies"),
+        server_claims=_server_claims(answer),
+        upgrade=_text(answer, "upgrade"),
+    )
+
+
+def check(answer: Answer, *, identity: str, csr_ssldir: str | None, provision_default: bool | None) -> list[str]:
+    """Check for what would make the server fail half-way, or be lost, before anything is sent to it.
+
+    Nothing is checked when the helper defers or wants a shutdown, for then nothing else it says is sent.
+
+    :param identity: of the node
+    :param csr_ssldir: the directory that the node named with its CSR, if it was asked for one
+    :param provision_default: whether the node enters provisioning mode when its configuration does not say, which is
+        claim `chpd` of its JWT; None when that is not known
+    :returns: warnings, one line each
+    :raises AnswerError: names what is wrong, up to `PROBLEMS_NAMED` of it
+    """
+    if answer.defer or answer.shutdown:
+        return []
+    problems = [
+        *_configuration_problems(answer.configuration),
+        *_provision_problems(answer.configuration, provision_default),
+        *_policy_problems("action_policies", answer.action_policies, ".policy"),
+        *_policy_problems("opa_policies", answer.opa_policies, ".rego"),
+        *_certificate_problems(answer, csr_ssldir),
+    ]
+    if len(problems) > PROBLEMS_NAMED:
+        problems[PROBLEMS_NAMED:] = [f"and {len(problems) - PROBLEMS_NAMED} more"]
+    if problems:
+        raise AnswerError("; ".join(problems))
+    configured = answer.configuration.get("identity", "").strip()
+    if configured and configured != identity:
+        return ["configuration.identity in the helper's answer is not the identity of this node"]
+    return []
+
+
+def _document(stdout: bytes) -> object:
+    if stdout.startswith(b"\xef\xbb\xbf"):
+        raise AnswerError("a byte order mark stands before the JSON document")
+    try:
+        return _DECODER.decode(stdout.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise AnswerError(f"it is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        what = error.msg.partition(":")[0].lower()
+        raise AnswerError(f"it is not one JSON document: {what}, line {error.lineno} column {error.colno}") from None
+    except ValueError:
+        raise AnswerError("a number in it has too many digits") from None
+    except RecursionError:
+        raise AnswerError("lists and objects in it are nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys stand in the order of their last appearance, which decides between spellings of one."""
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        members.pop(name, None)
+        members[name] = value
+    return members
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise AnswerError("a number in it is too large")
+    return number
+
+
+def _constant(name: str) -> None:
+    raise AnswerError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number, parse_constant=_constant)
+
+
+def _server_claims(answer: Mapping[str, Any]) -> ServerClaims:
+    claims = _members(answer.get("server_claims", {}), "server_claims.")
+    permissions = _members(claims.get("server_claims.permissions", {}), "server_claims.permissions.")
+    return ServerClaims(
+        ou=_text(claims, "server_claims.ou"),
+        exp=_expiry(claims, "server_claims.exp"),
+        collectives=_texts(claims, "server_claims.collectives"),
+        pub_subjects=_texts(claims, "server_claims.pub_subjects"),
+        permissions={
+            name: _boolean(permissions, f"server_claims.permissions.{name}")
+            for name in _PERMISSIONS
+            if f"server_claims.permissions.{name}" in permissions
+        },
+    )
+
+
+def _members(value: object, path: str = "") -> dict[str, Any]:
+    """What an object holds, by the path from the top of the answer, all in lower case."""
+    members = _typed(path.rstrip(".") or "the document", value, dict)
+    return {path + name.lower(): member for name, member in members.items() if member is not None}
+
+
+def _boolean(members: Mapping[str, Any], name: str) -> bool:
+    return _typed(name, members.get(name, False), bool)
+
+
+def _text(members: Mapping[str, Any], name: str) -> str:
+    return _unicode(name, members.get(name, ""))
+
+
+def _texts(members: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = _typed(name, members.get(name, []), list)
+    return tuple(_unicode(f"{name}[{place}]", text) for place, text in enumerate(texts))
+
+
+def _texts_by_name(members: Mapping[str, Any], name: str) -> dict[str, str]:
+    texts = _typed(name, members.get(name, {}), dict)
+    return {
+        _unicode(f"a key of {name}", key): _unicode(_path(name, key), text)
+        for key, text in texts.items()
+        if text is not None
+    }
+
+
+def _expiry(members: Mapping[str, Any], name: str) -> int | None:
+    value = members.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AnswerError(f"{name}: seconds since the epoch are wanted, {_KINDS[type(value)]} came")
+    if value >= EXPIRY_LIMIT_SECONDS:
+        raise AnswerError(f"{name}: seconds since the epoch are wanted, a time after the year 9999 came")
+    return int(value)
+
+
+def _unicode(name: str, value: object) -> str:
+    text = _typed(name, value, str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise AnswerError(f"{name}: half of a surrogate pair, which is no text") from None
+    return text
+
+
+def _typed(name: str, value: object, wanted: type[_T]) -> _T:
+    if not isinstance(value, wanted):
+        raise AnswerError(f"{name}: {_KINDS[wanted]} is wanted, {_KINDS[type(value)]} came")
+    return value
+
+
+def _path(name: str, key: str) -> str:
+    """Names a member for a person; the key is the helper's, and may be anything."""
+    return f"{name}.{key}" if _PLAIN_NAME.fullmatch(key) else f"{name}.{key[:80]!a}"
+
+
+def _configuration_problems(configuration: Mapping[str, str]) -> Iterator[str]:
+    """The server writes a line `key=value` for each setting, and reads them back line by line."""
+    if not configuration:
+        yield "configuration: there is none"
+    for key, value in configuration.items():
+        path = _path("configuration", key)
+        if not key or key != key.strip() or key.startswith("#") or "=" in key:
+            yield f"{path}: no name of a setting: it is empty, starts with # or holds = or outer white space"
+        if _LINE_BREAKING.search(key + value):
+            yield f"{path}: a line break or NUL in the key or the value"
+        if len(f"{key}={value}".encode()) > LINE_LIMIT_BYTES:
+            yield f"{path}: too long: the server reads lines of up to {LINE_LIMIT_BYTES} bytes"
+
+
+def _provision_problems(configuration: Mapping[str, str], provision_default: bool | None) -> Iterator[str]:
+    value = configuration.get(PROVISION_KEY, "").strip().lower()
+    if not configuration or value in _FALSE:
+        return
+    if value:
+        yield f"configuration.{PROVISION_KEY}: must be a false of Choria's: 0, no, false, n or f"
+    elif provision_default is None:
+        yield f"configuration.{PROVISION_KEY}: must be set to false: the node's JWT, which may turn it on, is not known"
+    elif provision_default:
+        yield f"configuration.{PROVISION_KEY}: must be set to false: the node's JWT turns it on"
+
+
+def _policy_problems(name: str, policies: Mapping[str, str], suffix: str) -> Iterator[str]:
+    """The server checks no more of a name than its end, and that after it has written the configuration."""
+    for file_name in policies:
+        stem = file_name.removesuffix(suffix)
+        plain = _FILE_STEM.fullmatch(stem) and len(file_name.encode()) <= FILE_NAME_LIMIT_BYTES
+        if stem == file_name or not plain:
+            yield f"{_path(name, file_name)}: a plain file name that ends in {suffix} is wanted"
+
+
+def _certificate_problems(answer: Answer, csr_ssldir: str | None) -> Iterator[str]:
+    """The server ignores all TLS material, without an error, unless it gets certificate, CA and directory."""
+    if bool(answer.certificate) != bool(answer.ca):
+        given, missing = ("certificate", "ca") if answer.certificate else ("ca", "certificate")
+        yield f"{given}: useless without {missing}"
+    elif answer.certificate and not (csr_ssldir or answer.ssldir):
+        yield "ssldir: needed with a certificate"
+    if answer.key and not answer.certificate:
+        yield "key: useless without certificate"

@@ -1,0 +1,249 @@
+"""Runs the site's helper: one process for one host, fed on standard input and watched until it exits.
+
+How many helpers start in a second bounds the whole product, so this keeps to what subprocess starts by vfork: no
+`preexec_fn`, no shell, no thread, one poll loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NoReturn
+
+import attrs
+
+from provisioner.errors import HostError
+
+#: more than this on standard output is an error
+STDOUT_LIMIT_BYTES = 1024 * 1024
+#: how much of the end of standard error is kept
+STDERR_KEPT_BYTES = 4096
+#: how much of the end of that an error's text carries
+STDERR_IN_ERROR_CHARACTERS = 500
+#: how often a running helper's cancellation is looked for
+CANCEL_CHECK_SECONDS = 0.1
+#: how often its exit is looked for where the system does not tell
+EXIT_CHECK_SECONDS = 0.01
+#: how long a killed helper is waited for; one that hangs in the kernel must not take a worker with it
+KILL_WAIT_SECONDS = 2.0
+
+#: one read; the usual size of a pipe, below the size from which malloc asks the kernel each time
+_READ_BYTES = 64 * 1024
+#: reads that empty the largest pipe a process may make for itself without privileges (1 MiB), and see its end
+_READS_TO_EMPTY = 17
+
+
+class HelperError(HostError):
+    """The helper did not start, did not finish or failed; the text says which and ends with its standard error."""
+
+
+@attrs.frozen
+class Output:
+    """What a helper that succeeded left behind.
+
+    :ivar stdout: its standard output, at least one byte; holds secrets
+    :ivar stderr: the end of its standard error on one line, fit for a log; may be empty
+    :ivar duration: seconds from before its start to after its exit
+    """
+
+    stdout: bytes = attrs.field(repr=False)
+    stderr: str = attrs.field(repr=False)
+    duration: float
+
+
+def run(command: Sequence[str], document: bytes, *, timeout: float, cancelled: Callable[[], bool]) -> Output:
+    """Run the helper to its end and return what it printed.
+
+    The helper gets a session, and so a process group, of its own, and no descriptor but the standard three. It may
+    ignore its input. What it leaves running in the background is left alone, and the output is what had arrived when
+    the helper itself exited; but on timeout, cancellation and too much output the whole group is killed.
+
+    :param command: program (looked up in `PATH`) and arguments, at least one element; no shell sees them
+    :param document: all of its standard input
+    :param timeout: seconds it may run
+    :param cancelled: asked before the start and every `CANCEL_CHECK_SECONDS`; True ends the helper
+    :raises HelperError: it did not start, was killed here, printed too much or nothing, or exited with anything but 0
+    """
+    started = time.monotonic()
+    if cancelled():
+        raise HelperError("the helper was not started: the work on this host was cancelled")
+    with ExitStack() as ours:
+        streams, process = _start(command, document, ours)
+        try:
+            _attend(process, streams, _exit_descriptor(process, ours), started + timeout, cancelled)
+        finally:
+            if process.returncode is None:
+                _kill(process)
+    if process.returncode != 0:
+        _fail(f"the helper {_ending(process.returncode)}", streams)
+    if not streams.output:
+        _fail("the helper printed nothing: zero bytes on its standard output", streams)
+    return Output(bytes(streams.output), one_line(streams.errors), time.monotonic() - started)
+
+
+def one_line(raw: bytes | bytearray) -> str:
+    """Output made fit for a log: lines joined with `|`, undecodable bytes replaced, control characters escaped."""
+    lines = (line.strip() for line in raw.decode("utf-8", "replace").splitlines())
+    return " | ".join(line if line.isprintable() else _escaped(line) for line in lines if line)
+
+
+def _escaped(line: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
+
+
+@attrs.define
+class _Streams:
+    """Our ends of the helper's pipes, none of which ever blocks, and what went through them."""
+
+    stdin: io.FileIO
+    stdout: io.FileIO
+    stderr: io.FileIO
+    unsent: memoryview = attrs.field(repr=False)
+    output: bytearray = attrs.field(factory=bytearray, repr=False)
+    errors: bytearray = attrs.field(factory=bytearray, repr=False)
+
+    def send(self) -> bool:
+        """Write what fits; False once there is nothing more to be written, or nobody to read it."""
+        with contextlib.suppress(BrokenPipeError):
+            self.unsent = self.unsent[self.stdin.write(self.unsent) or 0 :]
+            if self.unsent:
+                return True
+        self.stdin.close()
+        return False
+
+    def take(self, stream: io.FileIO) -> bool:
+        """Read once what there is, if anything; False at the end of the stream."""
+        data = stream.read(_READ_BYTES)
+        if not data:
+            return data is None
+        if stream is self.stderr:
+            self.errors += data
+            del self.errors[:-STDERR_KEPT_BYTES]
+        else:
+            self.output += data
+            if len(self.output) > STDOUT_LIMIT_BYTES:
+                _fail(f"the helper printed more than {STDOUT_LIMIT_BYTES} bytes on its standard output", self)
+        return True
+
+    def take_rest(self) -> None:
+        """Read what has arrived and no more: a process left in the background may write for ever."""
+        for stream in (self.stdout, self.stderr):
+            for _ in range(_READS_TO_EMPTY):
+                if not self.take(stream):
+                    break
+
+
+def _start(command: Sequence[str], document: bytes, ours: ExitStack) -> tuple[_Streams, subprocess.Popen[bytes]]:
+    """Start the helper; closing `ours` closes our ends of its pipes."""
+    try:
+        with ExitStack() as theirs:
+            stdin_end, stdin = _pipe(theirs, ours)
+            stdout, stdout_end = _pipe(ours, theirs)
+            stderr, stderr_end = _pipe(ours, theirs)
+            for end in (stdin, stdout, stderr):
+                os.set_blocking(end.fileno(), False)
+            streams = _Streams(stdin, stdout, stderr, memoryview(document))
+            # nearly every document fits into the pipe: then it has been delivered before the helper even starts
+            streams.send()
+            process = subprocess.Popen(
+                command, stdin=stdin_end, stdout=stdout_end, stderr=stderr_end, close_fds=True, start_new_session=True
+            )
+    except (OSError, ValueError) as error:
+        raise HelperError(f"the helper {command[0]} could not be started: {_obstacle(command[0], error)}") from error
+    return streams, process
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[io.FileIO, io.FileIO]:
+    """A new pipe, each end closed with its stack."""
+    read_end, write_end = os.pipe()
+    return reader.enter_context(io.FileIO(read_end, "r")), writer.enter_context(io.FileIO(write_end, "w"))
+
+
+def _exit_descriptor(process: subprocess.Popen[bytes], ours: ExitStack) -> int | None:
+    """A descriptor that is readable once the process has exited, None where there is no such thing."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):
+        return None
+    ours.callback(os.close, descriptor)
+    return descriptor
+
+
+def _attend(
+    process: subprocess.Popen[bytes],
+    streams: _Streams,
+    exit_descriptor: int | None,
+    deadline: float,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Feed and read the helper until it has exited, whoever may still hold its pipes."""
+    poller = select.poll()
+    readable = {stream.fileno(): stream for stream in (streams.stdout, streams.stderr)}
+    for descriptor in readable:
+        poller.register(descriptor, select.POLLIN)
+    if not streams.stdin.closed:
+        poller.register(streams.stdin, select.POLLOUT)
+    if exit_descriptor is not None:
+        poller.register(exit_descriptor, select.POLLIN)
+    longest_wait = EXIT_CHECK_SECONDS if exit_descriptor is None else CANCEL_CHECK_SECONDS
+    while process.returncode is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            _fail("the helper was killed: it had not finished in the time it is given (helper_timeout)", streams)
+        if cancelled():
+            _fail("the helper was killed: the work on this host was cancelled", streams)
+        for descriptor, _ in poller.poll(min(left, longest_wait) * 1000):
+            if descriptor == exit_descriptor:
+                continue
+            stream = readable.get(descriptor)
+            if not (streams.take(stream) if stream else streams.send()):
+                poller.unregister(descriptor)
+        process.poll()
+    streams.take_rest()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the helper's group. It has not been waited for, so its number cannot be anyone else's yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # one that outlives this (it changed its user, or hangs in the kernel) is reaped by subprocess at a later start
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_WAIT_SECONDS)
+
+
+def _fail(what: str, streams: _Streams) -> NoReturn:
+    tail = one_line(streams.errors)
+    if len(tail) > STDERR_IN_ERROR_CHARACTERS:
+        tail = "…" + tail[-STDERR_IN_ERROR_CHARACTERS:]
+    raise HelperError(f"{what}; its standard error: {tail}" if tail else what)
+
+
+def _ending(returncode: int) -> str:
+    if returncode > 0:
+        return f"exited with status {returncode}"
+    try:
+        return f"was killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"was killed by signal {-returncode}"
+
+
+def _obstacle(program: str, error: OSError | ValueError) -> str:
+    """Why a program does not start, in words that tell the operator what to change."""
+    if not isinstance(error, OSError):
+        return "its command line holds a NUL character"
+    if error.errno == errno.ENOENT:
+        return "the interpreter in its first line does not exist" if shutil.which(program) else "it does not exist"
+    if error.errno == errno.EACCES:
+        return "it, or the interpreter in its first line, is not executable"
+    if error.errno == errno.ENOEXEC:
+        return "it is not a program, nor a script with an interpreter in its first line"
+    return error.strerror or type(error).__name__

@@ -1,0 +1,19 @@
+"""A host on its way through the provisioner."""
+
+from __future__ import annotations
+
+import time
+
+import attrs
+
+
+@attrs.frozen(eq=False)
+class Host:
+    """One sighting of an unprovisioned server, used once: a later sighting of the same server is another Host.
+
+    :ivar identity: a sane identity, checked before
+    :ivar discovered: when its reply or event arrived, by the monotonic clock
+    """
+
+    identity: str
+    discovered: float = attrs.field(factory=time.monotonic)

@@ -1,0 +1,230 @@
+"""The JWT that a server shows to prove that it was given to it by us, to be provisioned by us."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import jwt
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from provisioner.errors import ConfigurationError, HostError
+
+#: What `purpose` or `sub` says in a provisioning JWT.
+PURPOSE = "choria_provisioning"
+#: How many levels of lists and objects claims may have, so that nobody who recurses into them can fail.
+NESTING_LIMIT = 50
+
+_RSA_ALGORITHMS = ("RS256", "RS384", "RS512")
+_ED25519_ALGORITHMS = ("EdDSA",)
+_JWS = jwt.PyJWS(algorithms=[*_RSA_ALGORITHMS, *_ED25519_ALGORITHMS])
+
+_COMPACT_JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
+_PLAIN_WORD = re.compile(r"[\w-]{1,40}", re.ASCII)
+_HEX_KEY = re.compile(rb"[0-9a-fA-F]{64}")
+_PEM = re.compile(rb"-----BEGIN (CERTIFICATE|(?:RSA )?PUBLIC KEY)-----.+?-----END \1-----", re.DOTALL)
+
+_PublicKey = RSAPublicKey | Ed25519PublicKey
+
+
+class TokenError(HostError):
+    """A server's JWT is none, or none to trust; the text says why and never shows it."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the provisioning JWT {problem}")
+
+
+class Verifier:
+    """Verifies provisioning JWTs with the key that the setting `jwt_verify_cert` names. Used by every worker at once.
+
+    :param setting: a file that exists, which holds an RSA public key or certificate as PEM, or an Ed25519 public key as
+        64 hexadecimal digits; else these digits themselves. A file is read again whenever it has changed.
+    :param clock: gives the seconds since the epoch
+    :raises ConfigurationError: the setting leads to no key
+    """
+
+    def __init__(self, setting: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        try:
+            self._key = _key_source(setting)
+        except _KeyUnusableError as error:
+            raise ConfigurationError([f"jwt_verify_cert: {error}"]) from error
+
+    def verify(self, token: str) -> dict[str, Any]:
+        """Give all claims of a JWT that may be trusted; white space around it does not matter.
+
+        As Choria does: `exp` and `nbf` count when there, without leeway; `iat` and `aud` do not. Beyond that all
+        numbers are finite and nothing is nested deeper than `NESTING_LIMIT`, so the claims can be written as JSON.
+
+        :raises TokenError: not signed by our key, not valid now, not for provisioning, or no JWT at all
+        """
+        try:
+            key = self._key()
+        except _KeyUnusableError as error:
+            raise TokenError(f"cannot be verified: jwt_verify_cert: {error}") from error
+        claims = _claims(_signed_payload(token.strip(), key))
+        _check_purpose(claims)
+        _check_times(claims, self._clock())
+        return claims
+
+
+class _KeyUnusableError(Exception):
+    """There is no key to verify with."""
+
+
+def _key_source(setting: str) -> Callable[[], _PublicKey]:
+    """Something that gives the key at any time, and has given it once already."""
+    if not setting:
+        raise _KeyUnusableError("is not set")
+    path = Path(setting)
+    if _exists(path):
+        # the process may change its directory
+        source = _KeyFile(path.absolute())
+        source()
+        return source
+    if not _HEX_KEY.fullmatch(setting.encode("utf-8", "replace")):
+        raise _KeyUnusableError(f"{setting!r} is neither a file that exists nor 64 hexadecimal digits")
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(setting))
+    return lambda: key
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # one that may not even be looked for: reading it will say so
+        return True
+
+
+class _KeyFile:
+    """A key in a file. Threads share it: the one attribute that changes is replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[tuple[int, ...], _PublicKey] | None = None
+
+    def __call__(self) -> _PublicKey:
+        known = self._known
+        try:
+            # before reading: should it change in between, it is read once more next time
+            found = self._path.stat()
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if known is None or known[0] != seen:
+                self._known = known = (seen, _parsed(self._path.read_bytes()))
+        except OSError as error:
+            raise _KeyUnusableError(f"{self._path}: {error.strerror}") from error
+        except _KeyUnusableError as error:
+            raise _KeyUnusableError(f"{self._path}: {error}") from error
+        return known[1]
+
+
+def _parsed(data: bytes) -> _PublicKey:
+    if _HEX_KEY.fullmatch(data.strip()):
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode("ascii")))
+    block = _PEM.search(data)
+    if block is None:
+        raise _KeyUnusableError("holds neither a public key or certificate in PEM nor 64 hexadecimal digits")
+    try:
+        key: object
+        if block[1] == b"CERTIFICATE":
+            key = x509.load_pem_x509_certificate(block[0]).public_key()
+        else:
+            key = load_pem_public_key(block[0])
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise _KeyUnusableError("the PEM in it cannot be read") from error
+    if not isinstance(key, _PublicKey):
+        raise _KeyUnusableError("the key in it is neither RSA nor Ed25519")
+    return key
+
+
+def _signed_payload(token: str, key: _PublicKey) -> bytes:
+    algorithms = _RSA_ALGORITHMS if isinstance(key, RSAPublicKey) else _ED25519_ALGORITHMS
+    if not _COMPACT_JWT.fullmatch(token):
+        raise TokenError("is malformed: not three parts in base64url")
+    try:
+        algorithm = _JWS.get_unverified_header(token).get("alg")
+        if algorithm not in algorithms:
+            raise TokenError(
+                f"is refused: algorithm {_shown(algorithm)} is not accepted, "
+                f"the key of jwt_verify_cert goes with {', '.join(algorithms)}"
+            )
+        payload: bytes = _JWS.decode_complete(token, key, algorithms=algorithms)["payload"]
+    except jwt.InvalidSignatureError:
+        raise TokenError("is signed by another key than that of jwt_verify_cert") from None
+    except (jwt.PyJWTError, RecursionError):
+        raise TokenError("is malformed: its header or its base64url cannot be read") from None
+    return payload
+
+
+def _claims(payload: bytes) -> dict[str, Any]:
+    try:
+        claims = json.loads(payload.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise TokenError("is malformed: its claims are not JSON") from None
+    if not isinstance(claims, dict):
+        raise TokenError("is malformed: its claims are no object")
+    level: Iterable[Any] = [claims]
+    for _ in range(NESTING_LIMIT):
+        level = [member for value in level for member in _inside(value)]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in level):
+            raise TokenError("is malformed: a number in its claims is not finite")
+        if not level:
+            return claims
+    raise TokenError(f"is malformed: its claims are nested more than {NESTING_LIMIT} deep")
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_purpose(claims: dict[str, Any]) -> None:
+    if PURPOSE not in (claims.get("purpose"), claims.get("sub")):
+        raise TokenError(f"is for another purpose: {_shown(claims.get('purpose'))}")
+
+
+def _check_times(claims: dict[str, Any], now: float) -> None:
+    not_before, expiry = _seconds(claims, "nbf"), _seconds(claims, "exp")
+    if not_before is not None and now < not_before:
+        raise TokenError(f"is not valid before {_date(not_before)}")
+    if expiry is not None and now >= expiry:
+        raise TokenError(f"is expired since {_date(expiry)}")
+    if claims.get("tcs") not in (None, ""):
+        # of an issuer in the middle of a chain, and good for no longer than that one is
+        issuer_expiry = claims.get("issexp")
+        if not _is_number(issuer_expiry) or now >= issuer_expiry:
+            raise TokenError("is expired: it has a chain signature (tcs), but its issuer is not valid now (issexp)")
+
+
+def _seconds(claims: dict[str, Any], name: str) -> float | None:
+    value: float | None = claims.get(name)
+    if value is not None and not _is_number(value):
+        raise TokenError(f"is malformed: its claim {name} is not a number")
+    return value
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _date(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return "a time beyond all calendars"
+
+
+def _shown(value: object) -> str:
+    """One word of an unverified token; anything else in it is not for a log."""
+    return value if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) else "(not a word)"
