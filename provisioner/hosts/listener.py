@@ -1,0 +1,72 @@
+"""Admits servers as soon as they have booted, by the startup event that they publish."""
+
+from __future__ import annotations
+
+import logging
+import queue
+
+from provisioner.choria import lifecycle
+from provisioner.choria.connector import Connector, Message
+from provisioner.choria.identity import reason_insane
+from provisioner.choria.rpc import printable
+from provisioner.config import Config
+from provisioner.host.host import Host
+from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
+from provisioner.hosts.registry import WORK_QUEUE_HOSTS, Registry
+from provisioner.monitor.metrics import Metrics
+from provisioner.shutdown import Shutdown
+
+LOG = logging.getLogger(__name__)
+
+
+class Listener(Loop):
+    """The one subscriber of startup events of the configured component.
+
+    The subscription has no queue group: within one, the broker would hand an event to a single instance, and a
+    standby would drop it.
+    """
+
+    def __init__(
+        self, config: Config, connector: Connector, registry: Registry, metrics: Metrics, shutdown: Shutdown
+    ) -> None:
+        super().__init__("listener", lambda: shutdown.requested, limit=TURN_LIMIT_SECONDS)
+        self._config = config
+        self._registry = registry
+        self._metrics = metrics
+        # a burst waits here, not in the reader thread, which has RPC replies to deliver
+        self._messages: queue.Queue[Message] = queue.Queue(WORK_QUEUE_HOSTS)
+        connector.subscribe(lifecycle.startup_subject(config.lifecycle_component), callback=self._receive)
+
+    def _receive(self, message: Message) -> None:
+        try:
+            self._messages.put_nowait(message)
+        except queue.Full:
+            self._metrics.events_dropped.inc()
+
+    def turn(self) -> None:
+        try:
+            message = self._messages.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            return
+        identity = self.handle(message)
+        if identity and self._registry.add(Host(identity, message.received)):
+            self._metrics.event_discovered.inc()
+            LOG.info("added, it has just started", extra={"identity": identity})
+
+    def handle(self, message: Message) -> str | None:
+        """The identity that a startup event announces, or None when there is nobody to admit."""
+        if self._config.paused:
+            LOG.warning("dropped a lifecycle event: paused")
+            return None
+        try:
+            event = lifecycle.parse(message.payload)
+        except lifecycle.EventError as error:
+            LOG.warning("dropped a message on %s: %s", message.subject, error)
+            return None
+        if event.type != lifecycle.STARTUP or not event.identity:
+            LOG.debug("ignored an event of type %s", event.type)
+            return None
+        if reason := reason_insane(event.identity):
+            LOG.warning("refused the identity %r in an event: %s", printable(event.identity), reason)
+            return None
+        return event.identity

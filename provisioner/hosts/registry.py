@@ -1,0 +1,104 @@
+"""The hosts that are known to need provisioning, and the queue of those that wait for a worker.
+
+Broadcast discovery and the event listener both come through :meth:`Registry.add`; everything after it is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+
+from provisioner.host.host import Host
+from provisioner.monitor.metrics import Metrics
+
+LOG = logging.getLogger(__name__)
+
+#: Hosts that may wait for a worker; further ones are dropped and sighted again later. As in the Go original.
+WORK_QUEUE_HOSTS = 50_000
+
+
+class Registry:
+    """Admission and release of hosts. Safe to use from any thread; nothing blocks while the lock is held.
+
+    :param interval: seconds between two discoveries
+    """
+
+    def __init__(self, interval: float, metrics: Metrics, *, work_queue_hosts: int = WORK_QUEUE_HOSTS) -> None:
+        self._interval = interval
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._hosts: dict[str, Host] = {}
+        self._work: queue.Queue[Host] = queue.Queue(work_queue_hosts)
+
+    def add(self, host: Host) -> bool:
+        """Admit a host that was just sighted, and put it on the work queue; no other method does.
+
+        A known identity is admitted again only when this sighting is old by itself, as one that waited long in a
+        burst is: a second provisioning costs less than a host that never gets one.
+
+        :return: whether the host was admitted
+        """
+        with self._lock:
+            if host.identity in self._hosts:
+                if time.monotonic() - host.discovered < self._interval:
+                    return False
+                del self._hosts[host.identity]
+            try:
+                self._work.put_nowait(host)
+                self._hosts[host.identity] = host
+                admitted = True
+            except queue.Full:
+                self._metrics.queue_full.inc()
+                admitted = False
+            waiting = self._set_gauges()
+        if not admitted:
+            LOG.warning(
+                "the work queue is full with %d entries, %d hosts are waiting: host dropped until it is sighted again",
+                self._work.maxsize,
+                waiting,
+                extra={"identity": host.identity},
+            )
+        return admitted
+
+    def take(self, timeout: float) -> Host | None:
+        """The next host to work on, or None when there is none within `timeout` seconds.
+
+        It may have been let go meanwhile: ask :meth:`is_current` before doing anything to it.
+        """
+        try:
+            host = self._work.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        self._metrics.work_queue_entries.set(self._work.qsize())
+        return host
+
+    def is_current(self, host: Host) -> bool:
+        """Whether this very sighting is still to be provisioned."""
+        with self._lock:
+            return self._hosts.get(host.identity) is host
+
+    def remove(self, host: Host) -> None:
+        """Let go of a host that is done. A newer sighting of the same identity stays."""
+        with self._lock:
+            if self._hosts.get(host.identity) is host:
+                del self._hosts[host.identity]
+            self._set_gauges()
+
+    def remove_all(self) -> None:
+        """Forget every host and empty the work queue; for an instance that lost the election."""
+        with self._lock:
+            self._hosts.clear()
+            while not self._work.empty():
+                try:
+                    self._work.get_nowait()
+                except queue.Empty:  # a worker was faster; it will find that its host is not current
+                    break
+            self._set_gauges()
+
+    def _set_gauges(self) -> int:
+        waiting = len(self._hosts)
+        self._metrics.waiting_nodes.set(waiting)
+        self._metrics.work_queue_entries.set(self._work.qsize())
+        return waiting

@@ -1,0 +1,195 @@
+"""The main loop: starts the threads, discovers in every interval, and ends all of it in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping
+
+from provisioner import __version__
+from provisioner.choria import discovery, lifecycle
+from provisioner.errors import ProvisionerError
+from provisioner.host.host import Host
+from provisioner.host.provision import Provisioner
+from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.listener import Listener
+from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS
+from provisioner.hosts.registry import Registry
+from provisioner.hosts.worker import Worker
+
+LOG = logging.getLogger(__name__)
+
+#: The component that this program announces itself as.
+COMPONENT = "provisioner"
+#: The agent that servers run exactly while they want to be provisioned.
+PROVISIONING_AGENT = "choria_provision"
+#: How long the threads may take to end once nothing holds them any more.
+LEAVE_SECONDS = 5.0
+#: How often the end of the workers is looked at during the grace time.
+CHECK_SECONDS = 0.05
+
+
+class Ticker:
+    """Comes due every `interval` seconds from its creation, however long the work between takes.
+
+    A tick that was missed is not made up for.
+    """
+
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._next = now + interval
+
+    def remaining(self, now: float) -> float:
+        """Seconds until it is due, 0 when it is."""
+        return max(0.0, self._next - now)
+
+    def advance(self, now: float) -> None:
+        """Wait for the next tick after `now`."""
+        while self._next <= now:
+            self._next += self._interval
+
+
+class Scheduler:
+    """Finds hosts and has them provisioned, for the life of the process.
+
+    :meth:`run` belongs to the main thread, :meth:`trigger` is for any.
+    """
+
+    def __init__(self, provisioner: Provisioner) -> None:
+        self._config = provisioner.config
+        self._metrics = provisioner.metrics
+        self._shutdown = provisioner.shutdown
+        self._connector = provisioner.client.connector
+        self._protocol = provisioner.client.protocol
+        self._first_reply = provisioner.discovery_timeout
+        self._registry = Registry(self._config.interval, self._metrics)
+        self._finisher = Finisher(self._registry)
+        self._workers = [
+            Worker(number, provisioner.provision, self._registry, self._finisher, self._metrics, self._shutdown)
+            for number in range(1, self._config.workers + 1)
+        ]
+        self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
+        self._threads = [self._listener, self._finisher, *self._workers]
+        self._turned = time.monotonic()
+        # holds one entry at most: a trigger that is pending is not doubled
+        self._triggers: queue.Queue[str] = queue.Queue(1)
+
+    def run(self) -> bool:
+        """Work until the process is asked to leave, then leave in order.
+
+        :return: False when a thread died or could not be ended, which is a bug
+        """
+        healthy = True
+        try:
+            if self._connect():
+                self._announce()
+                for thread in self._threads:
+                    thread.start()
+                healthy = self._loop()
+        finally:
+            if not self._shutdown.requested:  # a bug is on its way out of here
+                self._shutdown.request()
+            healthy = self._stop() and healthy
+        return healthy
+
+    def trigger(self, reason: str) -> None:
+        """Have a discovery made soon, out of turn. Never blocks."""
+        with contextlib.suppress(queue.Full):
+            self._triggers.put_nowait(reason)
+
+    def liveness(self) -> Mapping[str, Callable[[], str | None]]:
+        """Checks by thread that its loop turned lately; a text says what is wrong. They do not depend on the broker."""
+        return {"main": self._stuck} | {thread.name: thread.stuck for thread in self._threads}
+
+    def readiness(self) -> Mapping[str, Callable[[], str | None]]:
+        """Checks that this instance can do its work."""
+        return {"broker": lambda: None if self._connector.connected else "not connected"}
+
+    def discover(self) -> None:
+        """Ask the network who wants to be provisioned, and admit those who answer."""
+        if self._config.paused:
+            LOG.info("not discovering: paused")
+            return
+        self._metrics.discover_cycles.inc()
+        try:
+            sightings = discovery.discover(
+                self._connector,
+                self._protocol,
+                target_agent=PROVISIONING_AGENT,
+                first_reply=self._first_reply,
+                interrupted=self._inert,
+            )
+        except ProvisionerError as error:
+            self._metrics.discovery_errors.inc()
+            LOG.error("discovery failed: %s", error)
+            return
+        added = 0
+        for sighting in sightings:
+            if self._inert():
+                break
+            if self._registry.add(Host(sighting.identity, sighting.received)):
+                added += 1
+                self._metrics.discovered.inc()
+                LOG.info("added, it was discovered", extra={"identity": sighting.identity})
+        if sightings:
+            LOG.info("discovered %d servers, %d of them new", len(sightings), added)
+        else:
+            LOG.info("discovered no server that waits (one whose clock is off by more than the ttl stays silent)")
+
+    def _stuck(self) -> str | None:
+        age = time.monotonic() - self._turned
+        limit = TURN_LIMIT_SECONDS + (self._config.shutdown_grace if self._shutdown.requested else 0.0)
+        return f"the turn has lasted {age:.0f} s" if age > limit else None
+
+    def _inert(self) -> bool:
+        return self._shutdown.requested or self._config.paused
+
+    def _connect(self) -> bool:
+        while not self._shutdown.requested:
+            self._turned = time.monotonic()
+            if self._connector.connect(IDLE_SECONDS):
+                return True
+        return False
+
+    def _announce(self) -> None:
+        event = lifecycle.startup(identity=self._protocol.identity, component=COMPONENT, version=__version__)
+        try:
+            self._connector.publish(lifecycle.startup_subject(COMPONENT), payload=event)
+        except ProvisionerError as error:
+            LOG.warning("could not announce the start of this instance: %s", error)
+
+    def _loop(self) -> bool:
+        ticker = Ticker(self._config.interval, time.monotonic())
+        self.discover()
+        while not self._shutdown.requested:
+            self._turned = time.monotonic()
+            if dead := [thread.name for thread in self._threads if not thread.is_alive()]:
+                LOG.critical("thread %s died: leaving", ", ".join(dead))
+                self._shutdown.request()
+                return False
+            try:
+                reason = self._triggers.get(timeout=min(IDLE_SECONDS, ticker.remaining(time.monotonic())))
+                LOG.info("discovering out of turn: %s", reason)
+            except queue.Empty:
+                if ticker.remaining(time.monotonic()) > 0:
+                    continue
+                ticker.advance(time.monotonic())
+            self.discover()
+        return True
+
+    def _stop(self) -> bool:
+        """End all threads: the workers with the hosts in their hands, as long as the grace time lasts."""
+        while any(worker.is_alive() for worker in self._workers) and not self._shutdown.expired:
+            time.sleep(CHECK_SECONDS)
+        self._finisher.stop()
+        # whatever still waits for a reply fails now
+        self._connector.close()
+        end = time.monotonic() + LEAVE_SECONDS
+        started = [thread for thread in self._threads if thread.ident is not None]
+        for thread in started:
+            thread.join(max(0.0, end - time.monotonic()))
+        if stuck := [thread.name for thread in started if thread.is_alive()]:
+            LOG.critical("thread %s does not end: leaving it behind", ", ".join(stuck))
+        return not stuck

@@ -1,0 +1,85 @@
+"""The workers: each takes one host after the other and runs it through its provisioning cycle."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from provisioner.errors import HostError, SoftError
+from provisioner.host.host import Host
+from provisioner.host.provision import Outcome
+from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.loop import IDLE_SECONDS, Loop
+from provisioner.hosts.registry import Registry
+from provisioner.monitor.metrics import Metrics
+from provisioner.shutdown import Shutdown
+
+LOG = logging.getLogger(__name__)
+
+#: A host whose server is about to leave stays known for this long, so that the next discovery does not admit it again.
+LEAVING_SECONDS = 60.0
+#: No cycle lasts this long: every try of every step, each with its wait for the broker, takes some ten minutes.
+HOST_LIMIT_SECONDS = 1200.0
+
+
+class Worker(Loop):
+    """One of the pool.
+
+    :param provision: runs one host's cycle; raises :class:`HostError` for the failures that are expected
+    """
+
+    def __init__(
+        self,
+        number: int,
+        provision: Callable[[Host], Outcome],
+        registry: Registry,
+        finisher: Finisher,
+        metrics: Metrics,
+        shutdown: Shutdown,
+    ) -> None:
+        super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS)
+        self._provision = provision
+        self._registry = registry
+        self._finisher = finisher
+        self._metrics = metrics
+        self._counters = {
+            Outcome.PROVISIONED: metrics.provisioned,
+            Outcome.SHUT_DOWN: metrics.helper_shutdown_requests,
+            Outcome.UPGRADING: metrics.upgrades,
+        }
+
+    def turn(self) -> None:
+        host = self._registry.take(IDLE_SECONDS)
+        # A host that is not current was let go while it waited. It is in nobody's map, so it is not done either.
+        if host is None or not self._registry.is_current(host):
+            return
+        delay = 0.0
+        try:
+            with self._metrics.busy_workers.track_inprogress():
+                delay = self._work_on(host)
+        finally:
+            self._finisher.done(host, delay)
+
+    def _work_on(self, host: Host) -> float:
+        """Provision a host, whatever happens.
+
+        :return: seconds that the host is to stay known
+        """
+        started = time.monotonic()
+        extra = {"identity": host.identity}
+        LOG.info("provisioning", extra=extra)
+        try:
+            outcome = self._provision(host)
+        except HostError as error:
+            self._metrics.provision_errors.inc()
+            level = logging.INFO if isinstance(error, SoftError) else logging.ERROR
+            LOG.log(level, "could not provision after %.2f s: %s", time.monotonic() - started, error, extra=extra)
+            return 0.0
+        except Exception:  # a bug must cost no more than this one host's turn
+            self._metrics.provision_errors.inc()
+            LOG.exception("could not provision: a bug", extra=extra)
+            return 0.0
+        self._counters[outcome].inc()
+        LOG.info("%s in %.2f s", outcome.value, time.monotonic() - started, extra=extra)
+        return LEAVING_SECONDS if outcome.leaving else 0.0

@@ -1,0 +1,236 @@
+"""Workers and the finisher: what becomes of a host that leaves the queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from provisioner.errors import HostError, SoftError
+from provisioner.host.host import Host
+from provisioner.host.provision import Outcome
+from provisioner.hosts import worker as worker_module
+from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.loop import Loop
+from provisioner.hosts.registry import Registry
+from provisioner.hosts.worker import LEAVING_SECONDS, Worker
+from provisioner.monitor.metrics import Metrics
+from provisioner.shutdown import Shutdown
+from tests.test_registry import value
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition; fail when it does not come true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.005)
+
+
+class Pool:
+    """A registry, a finisher and one worker that does to hosts what the test says."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics("lab")
+        self.shutdown = Shutdown(grace=5)
+        self.registry = Registry(60, self.metrics)
+        self.finisher = Finisher(self.registry)
+        self.provision: Callable[[Host], Outcome] = lambda _host: Outcome.PROVISIONED
+        self.provisioned: list[str] = []
+        self.worker = Worker(1, self._provision, self.registry, self.finisher, self.metrics, self.shutdown)
+
+    def _provision(self, host: Host) -> Outcome:
+        self.provisioned.append(host.identity)
+        return self.provision(host)
+
+    def add(self, identity: str) -> Host:
+        host = Host(identity)
+        assert self.registry.add(host)
+        return host
+
+    def waiting(self) -> float:
+        return value(self.metrics, "waiting_nodes")
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    pool.finisher.start()
+    pool.worker.start()
+    yield pool
+    pool.shutdown.request()
+    pool.finisher.stop()
+    pool.worker.join(5)
+    pool.finisher.join(5)
+    assert not pool.worker.is_alive()
+    assert not pool.finisher.is_alive()
+
+
+def raising(error: Exception) -> Callable[[Host], Outcome]:
+    def provision(_host: Host) -> Outcome:
+        raise error
+
+    return provision
+
+
+@pytest.mark.parametrize(
+    "error", [HostError("it is broken"), SoftError("not now"), KeyError("a bug")], ids=["error", "soft", "bug"]
+)
+def test_after_any_error_the_host_is_let_go_at_once_and_counted(pool: Pool, error: Exception) -> None:
+    pool.provision = raising(error)
+    pool.add("n1")
+
+    until(lambda: pool.waiting() == 0)
+    assert value(pool.metrics, "provision_errors") == 1
+    assert value(pool.metrics, "provisioned") == 0
+
+
+def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
+    pool.provision = raising(KeyError("a bug"))
+    pool.add("n1")
+    until(lambda: pool.waiting() == 0)
+    pool.provision = lambda _host: Outcome.UPGRADING
+    pool.add("n2")
+
+    until(lambda: pool.waiting() == 0)
+    assert pool.provisioned == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counter"),
+    [(Outcome.PROVISIONED, "provisioned"), (Outcome.SHUT_DOWN, "helper_shutdown_requests")],
+)
+def test_a_host_that_is_leaving_stays_known_for_a_minute(pool: Pool, outcome: Outcome, counter: str) -> None:
+    assert LEAVING_SECONDS == 60
+    pool.provision = lambda _host: outcome
+    host = pool.add("n1")
+
+    until(lambda: value(pool.metrics, counter) == 1)
+    until(lambda: value(pool.metrics, "busy_workers") == 0)
+    assert pool.registry.is_current(host)
+    assert not pool.registry.add(Host("n1")), "so the next discovery skips it"
+
+
+def test_each_outcome_counts_in_one_counter_alone(pool: Pool) -> None:
+    outcomes = iter(Outcome)
+    pool.provision = lambda _host: next(outcomes)
+    for identity in ("n1", "n2", "n3"):
+        pool.add(identity)
+
+    until(lambda: value(pool.metrics, "upgrades") == 1)
+    assert value(pool.metrics, "provisioned") == 1
+    assert value(pool.metrics, "helper_shutdown_requests") == 1
+    assert value(pool.metrics, "provision_errors") == 0
+
+
+def test_a_host_sent_to_upgrade_is_let_go_at_once_to_be_provisioned_next_cycle(pool: Pool) -> None:
+    pool.provision = lambda _host: Outcome.UPGRADING
+    pool.add("n1")
+
+    until(lambda: pool.waiting() == 0)
+    assert value(pool.metrics, "provisioned") == 0
+
+
+def test_the_minute_passes_and_the_host_is_let_go(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "LEAVING_SECONDS", 0.05)
+    pool.add("n1")
+
+    until(lambda: pool.waiting() == 0)
+    assert value(pool.metrics, "provisioned") == 1
+
+
+def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def occupy(_host: Host) -> Outcome:
+        entered.set()
+        leave.wait(10)
+        return Outcome.UPGRADING
+
+    pool.provision = occupy
+    pool.add("busy")
+    assert entered.wait(10)
+    pool.add("n1")
+    # what a lost election does, but for the queue entry that the worker is about to take
+    pool.registry.remove(next(host for host in pool.registry._hosts.values() if host.identity == "n1"))
+    pool.provision = lambda _host: Outcome.UPGRADING
+    leave.set()
+    pool.add("n2")
+
+    until(lambda: pool.waiting() == 0)
+    assert pool.provisioned == ["busy", "n2"]
+
+
+def test_busy_workers_counts_for_the_duration_whatever_happens(pool: Pool) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def fail_late(_host: Host) -> Outcome:
+        entered.set()
+        leave.wait(10)
+        raise KeyError("a bug")
+
+    pool.provision = fail_late
+    pool.add("n1")
+    assert entered.wait(10)
+    assert value(pool.metrics, "busy_workers") == 1
+    leave.set()
+    until(lambda: value(pool.metrics, "busy_workers") == 0)
+
+
+def test_no_host_is_taken_once_the_process_is_to_leave(pool: Pool) -> None:
+    pool.shutdown.request()
+    pool.worker.join(5)
+    pool.add("n1")
+
+    assert not pool.worker.is_alive()
+    assert pool.provisioned == []
+
+
+def test_thousands_of_delayed_hosts_need_no_thread_of_their_own(pool: Pool) -> None:
+    before = threading.active_count()
+    hosts = [pool.add(f"n{number}") for number in range(1000)]
+    until(lambda: len(pool.provisioned) == 1000)
+    for host in hosts:
+        pool.finisher.done(host, delay=60)
+
+    assert threading.active_count() == before
+
+
+def test_hosts_are_let_go_in_the_order_of_their_time_not_of_their_end(pool: Pool) -> None:
+    late, soon = Host("late"), Host("soon")
+    removed: list[str] = []
+    remove = pool.registry.remove
+
+    def noting(host: Host) -> None:
+        removed.append(host.identity)
+        remove(host)
+
+    pool.registry.remove = noting  # type: ignore[method-assign]
+    pool.finisher.done(late, delay=0.2)
+    pool.finisher.done(soon, delay=0.05)
+
+    until(lambda: removed == ["soon", "late"])
+
+
+class Stumbling(Loop):
+    """Has a bug in its first turn."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        super().__init__("stumbling", lambda: self.turns == 2, limit=30)
+
+    def turn(self) -> None:
+        self.turns += 1
+        if self.turns == 1:
+            raise KeyError("a bug")
+
+
+def test_a_loop_survives_a_bug_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Stumbling()
+    loop.start()
+    loop.join(10)
+
+    assert loop.turns == 2
+    assert "bug in thread stumbling" in caplog.text
