@@ -1,0 +1,34 @@
+"""The command line: one module a command."""
+
+from __future__ import annotations
+
+import click
+
+from provisioner import __version__
+from provisioner.cli.demo import demo
+from provisioner.cli.run import run
+
+
+class _RunByDefault(click.Group):
+    """Takes options without a command for those of `run`, as init scripts made for the Go original give them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=_RunByDefault,
+    epilog="""Without a command, `run` is meant:
+
+    choria-provisioner --config /etc/choria-provisioner/provisioner.yaml
+    """,
+)
+@click.version_option(__version__, prog_name="choria-provisioner")
+def main() -> None:
+    """Finds unprovisioned Choria servers and brings every one of them into service."""
+
+
+main.add_command(run)
+main.add_command(demo)

@@ -1,0 +1,343 @@
+"""The `run` command as an init script starts it: a real process, a real broker, real signals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner import __version__
+from provisioner.simulate.broker import NatsServer
+from provisioner.simulate.fleet import Fleet
+from provisioner.simulate.misbehaviour import Misbehaviour
+from provisioner.simulate.server import Server, Site
+from tests.conftest import PATIENCE_SECONDS, Eventually
+
+SITE = Site(token="s3cret")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Installation:
+    """The files of one instance, and the processes started from them."""
+
+    def __init__(self, directory: Path, broker: str) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.pid_file = directory / "provisioner.pid"
+        self.log_file = directory / "provisioner.log"
+        helper = directory / "helper"
+        helper.write_text(
+            '#!/bin/sh\ncat >/dev/null\necho \'{"configuration":{"plugin.choria.server.provision":"0"}}\'\n'
+        )
+        helper.chmod(0o755)
+        self.settings: dict[str, Any] = {
+            "workers": 4,
+            "helper": str(helper),
+            "token": "s3cret",
+            "site": "lab",
+            "choria_insecure": True,
+            "monitor_port": self.port,
+            "monitor_address": "127.0.0.1",
+            "logfile": str(self.log_file),
+        }
+        self.choria = f"identity = prov.example.net\nplugin.choria.middleware_hosts = {broker}\n"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def command(self, *arguments: str) -> list[str]:
+        (self.directory / "provisioner.yaml").write_text(json.dumps(self.settings))
+        (self.directory / "choria.cfg").write_text(self.choria)
+        return [
+            *(sys.executable, "-m", "provisioner", *arguments),
+            *("--config", str(self.directory / "provisioner.yaml")),
+            *("--choria-config", str(self.directory / "choria.cfg")),
+            *("--pid", str(self.pid_file)),
+        ]
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        process = subprocess.Popen(self.command(*arguments), cwd=self.directory, **options)
+        self.processes.append(process)
+        return process
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
+        try:
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
+
+@pytest.fixture
+def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
+    installation = Installation(tmp_path, broker.url)
+    yield installation
+    for process in installation.processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_fleet(broker: NatsServer) -> Iterator[Callable[..., Fleet]]:
+    fleets: list[Fleet] = []
+
+    def start(*servers: Server, **options: Any) -> Fleet:
+        fleet = Fleet(broker.url, servers, **options)
+        fleets.append(fleet)
+        fleet.start()
+        return fleet
+
+    yield start
+    for fleet in fleets:
+        fleet.stop()
+
+
+def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_fleet: Callable[..., Fleet]) -> None:
+    fleet = start_fleet(*(Server(identity=f"n{number}.example.net", site=SITE) for number in range(10)))
+    process = installation.start("run")
+    assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
+    assert int(installation.pid_file.read_text()) == process.pid
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert not installation.pid_file.exists()
+    messages = [line["msg"] for line in installation.log()]
+    assert sum(message.startswith("provisioned in ") for message in messages) == 10
+    assert messages[-1] == "choria-provisioner ended"
+    assert process.communicate() == ("", "")
+
+
+def test_run_is_the_default_command(installation: Installation, eventually: Eventually) -> None:
+    process = installation.start()
+    eventually(installation.ready)
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_metrics_are_there_at_zero_from_the_start_under_the_names_of_the_original(
+    installation: Installation, eventually: Eventually
+) -> None:
+    installation.start()
+    eventually(installation.ready)
+
+    plain = installation.get("/metrics")[1]
+    assert 'choria_provisioner_provisioned{site="lab"} 0' in plain
+    assert 'choria_provisioner_rpc_errors{rpc="choria_provision#jwt",site="lab"} 0' in plain
+    assert 'choria_provisioner_paused{site="lab"} 0' in plain
+    negotiated = installation.get("/metrics", Accept="application/openmetrics-text;version=1.0.0")[1]
+    for page in (plain, negotiated):
+        assert not re.search(r"^choria_\w+_(total|created)", page, re.MULTILINE)
+
+
+def test_health_is_served_while_the_broker_is_away(
+    installation: Installation, broker: NatsServer, eventually: Eventually
+) -> None:
+    broker.kill()
+    process = installation.start()
+    eventually(installation.pid_file.exists)
+    eventually(lambda: installation.log_file.exists() and "cannot connect" in installation.log_file.read_text())
+
+    assert installation.get("/livez")[0] == 200
+    assert installation.get("/readyz") == (503, "broker: not connected\n")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert not installation.pid_file.exists()
+
+
+def test_a_host_in_work_is_finished_and_a_second_signal_leaves_at_once(
+    installation: Installation, start_fleet: Callable[..., Fleet]
+) -> None:
+    silent = Server(identity="silent.example.net", site=SITE, misbehaviour=Misbehaviour.SILENT)
+    fleet = start_fleet(silent)
+    process = installation.start()
+    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] == 1, PATIENCE_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_helper_that_hangs_is_killed_at_the_end_of_the_grace_time(
+    installation: Installation, start_fleet: Callable[..., Fleet], eventually: Eventually
+) -> None:
+    sleeper = installation.directory / "sleeper"
+    (installation.directory / "helper").write_text(f"#!/bin/sh\necho $$ > {sleeper}\nexec sleep 3600\n")
+    installation.settings |= {"shutdown_grace": "1s", "helper_timeout": "1h"}
+    start_fleet(Server(identity="n1.example.net", site=SITE))
+    process = installation.start()
+    eventually(lambda: sleeper.exists() and sleeper.read_text().strip())
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(PATIENCE_SECONDS) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(sleeper.read_text()), 0)
+
+
+def test_logs_go_to_standard_output_and_a_closed_one_does_no_harm(
+    installation: Installation, start_fleet: Callable[..., Fleet]
+) -> None:
+    del installation.settings["logfile"]
+    process = installation.start("run", "--debug")
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    assert (first["level"], first["component"]) == ("info", "cli.run")
+    process.stdout.close()
+    fleet = start_fleet(Server(identity="n1.example.net", site=SITE, boots_after=3))
+
+    assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_systemd_is_told_that_it_is_ready_even_when_the_broker_is_away(
+    installation: Installation, broker: NatsServer
+) -> None:
+    broker.kill()
+    path = installation.directory / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(path))
+        supervisor.settimeout(PATIENCE_SECONDS)
+        process = installation.start(env={**os.environ, "NOTIFY_SOCKET": str(path)})
+        assert supervisor.recv(100) == b"READY=1"
+        process.send_signal(signal.SIGTERM)
+        assert supervisor.recv(100) == b"STOPPING=1"
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+class TestThatItDoesNotStart:
+    """One clear line for each problem, exit code 1, never a traceback."""
+
+    def lines(self, installation: Installation) -> list[str]:
+        process = installation.start()
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 1
+        assert output == ""
+        assert "Traceback" not in errors
+        assert not installation.pid_file.exists()
+        return errors.splitlines()
+
+    def test_all_problems_of_both_files_are_told_at_once(self, installation: Installation) -> None:
+        installation.settings |= {"interval": "1H", "workers": "4"}
+        installation.choria = "identity = a b\nplugin.choria.middleware_hosts = broker\n"
+
+        lines = self.lines(installation)
+        assert len(lines) == 4
+        for key in ("interval", "workers", "identity", "plugin.choria.middleware_hosts"):
+            assert sum(f": {key}: " in line for line in lines) == 1
+
+    @pytest.mark.parametrize(
+        ("setting", "named"),
+        [
+            ({"leader_election": True}, "leader_election"),
+            ({"features": {"pki": True}}, "features.pki"),
+            ({"features": {"upgrades": True}, "upgrades_optional": True}, "features.upgrades"),
+        ],
+    )
+    def test_what_is_not_there_yet_is_refused_by_name(
+        self, installation: Installation, setting: dict[str, Any], named: str
+    ) -> None:
+        installation.settings |= setting
+
+        (line,) = self.lines(installation)
+        assert named in line
+        assert "not available yet" in line
+
+    def test_a_monitor_port_that_is_taken(self, installation: Installation) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            installation.settings["monitor_port"] = taken.getsockname()[1]
+            (line,) = self.lines(installation)
+        assert "monitor_port" in line
+        assert "in use" in line
+
+    def test_a_log_file_that_cannot_be_opened(self, installation: Installation) -> None:
+        installation.settings["logfile"] = str(installation.directory / "missing" / "log")
+
+        (line,) = self.lines(installation)
+        assert "logfile" in line
+
+    def test_a_choria_configuration_that_is_missing(self, installation: Installation) -> None:
+        command = installation.command()
+        (installation.directory / "choria.cfg").unlink()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+        assert done.returncode == 1
+        assert re.fullmatch(r"\S*choria\.cfg: No such file or directory\n", done.stderr)
+
+    def test_another_instance_with_the_same_pid_file(self, installation: Installation, eventually: Eventually) -> None:
+        installation.start()
+        eventually(installation.ready)
+        installation.settings["monitor_port"] = 0
+        second = installation.start()
+
+        _, errors = second.communicate(timeout=PATIENCE_SECONDS)
+        assert second.returncode == 1
+        assert str(installation.pid_file) in errors
+        assert installation.pid_file.exists()
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "provisioner", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+
+def test_the_version_is_told() -> None:
+    done = cli("--version")
+    assert done.returncode == 0
+    assert __version__ in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("run",), ("demo",)])
+def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
+    done = cli(*arguments, "--help")
+    assert done.returncode == 0
+    assert "choria-provisioner " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("run",), ("run", "--nonsense"), ("--debug",)])
+def test_wrong_use_exits_2_with_a_hint(arguments: tuple[str, ...]) -> None:
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--help" in done.stderr
+
+
+def test_it_is_idle_while_there_is_nothing_to_do(installation: Installation, eventually: Eventually) -> None:
+    process = installation.start()
+    eventually(installation.ready)
+    time.sleep(2.5)  # the first discovery
+    before = _cpu_seconds(process.pid)
+    time.sleep(2)
+    assert _cpu_seconds(process.pid) - before < 0.5
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
