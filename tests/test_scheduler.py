@@ -21,6 +21,7 @@ from provisioner.choria.rpc import Client
 from provisioner.config import Config
 from provisioner.host import node
 from provisioner.host.provision import Provisioner
+from provisioner.hosts import scheduler
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS
 from provisioner.hosts.scheduler import Scheduler, Ticker
 from provisioner.monitor.metrics import Metrics
@@ -195,16 +196,21 @@ def test_a_trigger_that_is_pending_is_not_doubled_and_never_blocks(daemon: Daemo
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_discovery_follows_when_the_connection_comes_back(
-    daemon: Daemon, start_fleet: StartFleet, broker: NatsServer, eventually: Eventually
+def test_discoveries_follow_when_the_connection_comes_back_since_servers_may_come_later(
+    daemon: Daemon,
+    start_fleet: StartFleet,
+    broker: NatsServer,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    daemon.connector.on_reconnect = lambda: daemon.scheduler.trigger("the connection is back")
+    monkeypatch.setattr(scheduler, "RETURN_SECONDS", (2.5, 5.0))
     fleet = start_fleet(*servers(1))
     daemon.start()
     assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
     broker.restart()
 
     eventually(lambda: daemon["discover_cycles"] == 2)
+    eventually(lambda: daemon["discover_cycles"] == 4)
 
 
 @pytest.mark.usefixtures("quick_retries")

@@ -155,7 +155,6 @@ def _assemble(conf: Config, choria: Settings, metrics: Metrics, shutdown: Shutdo
         tls_context=tls.system_trust_context,
         connect_timeout=choria.connect_timeout,
         metrics=metrics.connector,
-        on_reconnect=lambda: scheduler.trigger("the connection to the broker is back"),
     )
     provisioner = Provisioner(
         config=conf,
@@ -165,5 +164,4 @@ def _assemble(conf: Config, choria: Settings, metrics: Metrics, shutdown: Shutdo
         verifier=Verifier(conf.jwt_verify_cert) if conf.features.jwt else None,
         discovery_timeout=choria.discovery_timeout,
     )
-    scheduler = Scheduler(provisioner)
-    return scheduler
+    return Scheduler(provisioner)

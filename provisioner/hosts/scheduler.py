@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ COMPONENT = "provisioner"
 PROVISIONING_AGENT = "choria_provision"
 #: How long the threads may take to end once nothing holds them any more.
 LEAVE_SECONDS = 5.0
+#: When to discover again after the connection came back: servers may take 30 s longer, and do not announce it.
+RETURN_SECONDS = (10.0, 35.0)
 #: How often the end of the workers is looked at during the grace time.
 CHECK_SECONDS = 0.05
 
@@ -62,6 +65,7 @@ class Scheduler:
         self._metrics = provisioner.metrics
         self._shutdown = provisioner.shutdown
         self._connector = provisioner.client.connector
+        self._connector.on_reconnect = self._note_reconnection
         self._protocol = provisioner.client.protocol
         self._first_reply = provisioner.discovery_timeout
         self._registry = Registry(self._config.interval, self._metrics)
@@ -73,6 +77,8 @@ class Scheduler:
         self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
         self._threads = [self._listener, self._finisher, *self._workers]
         self._turned = time.monotonic()
+        # by the monotonic clock; the first is written by the thread of the connection, the second by the main thread
+        self._reconnected = self._discovered = -math.inf
         # holds one entry at most: a trigger that is pending is not doubled
         self._triggers: queue.Queue[str] = queue.Queue(1)
 
@@ -113,6 +119,7 @@ class Scheduler:
             LOG.info("not discovering: paused")
             return
         self._metrics.discover_cycles.inc()
+        self._discovered = time.monotonic()
         try:
             sightings = discovery.discover(
                 self._connector,
@@ -173,11 +180,21 @@ class Scheduler:
                 reason = self._triggers.get(timeout=min(IDLE_SECONDS, ticker.remaining(time.monotonic())))
                 LOG.info("discovering out of turn: %s", reason)
             except queue.Empty:
-                if ticker.remaining(time.monotonic()) > 0:
+                now = time.monotonic()
+                if ticker.remaining(now) > 0 and not self._are_returning(now):
                     continue
-                ticker.advance(time.monotonic())
+                ticker.advance(now)
             self.discover()
         return True
+
+    def _note_reconnection(self) -> None:
+        """Have discoveries made, now and later, for the servers that come back with the broker. Never blocks."""
+        self._reconnected = time.monotonic()
+        self.trigger("the connection to the broker is back")
+
+    def _are_returning(self, now: float) -> bool:
+        """Whether it is time to look for servers that came back after the last discovery."""
+        return any(self._discovered < self._reconnected + seconds <= now for seconds in RETURN_SECONDS)
 
     def _stop(self) -> bool:
         """End all threads: the workers with the hosts in their hands, as long as the grace time lasts."""

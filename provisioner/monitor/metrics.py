@@ -102,7 +102,7 @@ class Metrics:
         self.helper_errors = counter("helper_errors", "Runs of the helper that failed")
         self.helper_shutdown_requests = counter("helper_shutdown_requests", "Nodes shut down on the helper's wish")
         self.queue_full = counter("queue_full", "Nodes turned away because the work queue was full")
-        self.events_dropped = counter("events_dropped", "Lifecycle events dropped unread, or unfit to be used")
+        self.events_dropped = counter("events_dropped", "Lifecycle events dropped because too many came at once")
         self.upgrades = counter("upgrades", "Nodes sent to another version")
 
         self.busy_workers = gauge("busy_workers", "Workers at work on a node")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -123,7 +124,9 @@ class NatsServer:
 
     def pause(self) -> None:
         """Freeze it: its connections stay open, nothing is answered."""
-        self._running().send_signal(signal.SIGSTOP)
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # the signal takes its time
 
     def resume(self) -> None:
         """Let it go on after :meth:`pause`."""
