@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import hypothesis
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +21,10 @@ from provisioner.simulate.broker import NatsServer
 
 #: For everything that is awaited; no test waits that long unless it fails.
 PATIENCE_SECONDS = 30.0
+
+# how long an example takes says nothing on a machine that others use as well
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +141,19 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are tried again after some milliseconds."""
     monkeypatch.setattr(retry, "FIRST_CONNECT_BACKOFF", retry.Backoff((10,)))
     monkeypatch.setattr(retry, "RECONNECT_BACKOFF", retry.Backoff((10,)))
+
+
+@pytest.fixture
+def two_addresses(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name of two addresses."""
+    name, really = "two.example.net", socket.getaddrinfo
+
+    def look_up(host: str, port: int, *more: Any, **options: Any) -> list[Any]:
+        if host != name:
+            return really(host, port, *more, **options)
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "not an address")
+        return [answer for address in ("::1", "127.0.0.1") for answer in really(address, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,12 @@ class Peer:
         """Take whatever comes until the client closes."""
         while self._lines.read(65536):
             pass
+
+    def reset(self) -> None:
+        """Close so that the client cannot send any more."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._lines.close()
+        self._socket.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

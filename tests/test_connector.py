@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pynats2
 import pytest
@@ -32,6 +31,7 @@ from provisioner.choria.connector import (
     RequestTimeoutError,
     SubjectError,
 )
+from provisioner.choria.link import Link, Server
 from provisioner.errors import ProvisionerError
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Counters, Eventually, MakeConnector, StartBroker
@@ -48,22 +48,6 @@ def payloads(messages: Messages, count: int) -> list[bytes]:
 def messages() -> Messages:
     """Where subscriptions of a test put what they get."""
     return queue.SimpleQueue()
-
-
-@pytest.fixture
-def two_addresses(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A name of two addresses."""
-    name, really = "two.example.net", socket.getaddrinfo
-
-    def look_up(host: str, port: int, *more: Any, **options: Any) -> list[Any]:
-        if host != name:
-            return really(host, port, *more, **options)
-        if options.get("flags", 0) & socket.AI_NUMERICHOST:
-            raise socket.gaierror(socket.EAI_NONAME, "not an address")
-        return [answer for address in ("::1", "127.0.0.1") for answer in really(address, port, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    return name
 
 
 @pytest.fixture
@@ -84,7 +68,13 @@ class TestConnecting:
         assert connector.connections == 1
         assert connector.last_error == ""
 
-    def test_it_knows_the_account_that_it_is_in(self, connector: Connector) -> None:
+    def test_it_knows_the_account_that_it_is_in_from_the_beginning(
+        self, broker: NatsServer, connector: Connector
+    ) -> None:
+        link = Link(Server(Broker(broker.host, broker.port), broker.host), connector._terms)
+        link.open()
+        link.close()
+        assert link.info["remote_account"] == "$G"
         assert connector.server_info["remote_account"] == "$G"
 
     def test_before_there_is_one_nothing_is_known(self, broker: NatsServer, make_connector: MakeConnector) -> None:
@@ -219,6 +209,10 @@ class TestConnecting:
         assert counters["initial_connect_time_count"] == 1
         assert counters["initial_connection_attempts_total"] == 0
 
+    def test_small_writes_are_not_delayed(self, connector: Connector) -> None:
+        assert connector._live is not None
+        assert connector._live._stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
     def test_connecting_again_is_the_same_connection(self, connector: Connector) -> None:
         assert connector.connect(0)
         assert connector.connections == 1
@@ -272,16 +266,15 @@ class TestMessages:
         connector.publish("a", payload=payload)
         assert messages.get(timeout=PATIENCE_SECONDS).payload == payload
 
-    @pytest.mark.parametrize("headers", [None, {"a": "b"}])
+    @pytest.mark.parametrize(("size", "headers"), [(1000, None), (982, {"a": "b"})])
     def test_a_larger_one_is_refused_before_it_is_sent(
-        self, headers: dict[str, str] | None, start_broker: StartBroker, make_connector: MakeConnector
+        self, size: int, headers: dict[str, str] | None, start_broker: StartBroker, make_connector: MakeConnector
     ) -> None:
         connector = make_connector(start_broker("max_payload: 1000"))
         connector.connect(PATIENCE_SECONDS)
-        size = 1001 if headers is None else 1001 + len(b"NATS/1.0\r\na: b\r\n\r\n")
-        with pytest.raises(PayloadTooLargeError, match=f"has {size} bytes, the broker takes 1000"):
-            connector.publish("a", payload=bytes(1001), headers=headers)
-        connector.publish("a", payload=bytes(1000))
+        connector.publish("a", payload=bytes(size), headers=headers)
+        with pytest.raises(PayloadTooLargeError, match="has 1001 bytes, the broker takes 1000"):
+            connector.publish("a", payload=bytes(size + 1), headers=headers)
         connector.flush()
         assert connector.connections == 1
 

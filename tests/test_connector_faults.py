@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,6 +50,24 @@ def messages() -> Messages:
 
 def texts(caplog: pytest.LogCaptureFixture, level: str = "WARNING") -> list[str]:
     return [record.message for record in caplog.records if record.levelname == level]
+
+
+#: How many connections that nobody accepts are enough for further ones to get no answer.
+DEAF_CALLERS = 4
+
+
+@contextlib.contextmanager
+def deaf_port(host: str, port: int = 0) -> Iterator[int]:
+    """A port on which nothing is answered, as if all packets were dropped."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((host, port), family=family, backlog=0))
+        address = listener.getsockname()[:2]
+        for _ in range(DEAF_CALLERS):
+            caller = stack.enter_context(socket.socket(family))
+            caller.setblocking(False)
+            caller.connect_ex(address)
+        yield address[1]
 
 
 def descriptors() -> int:
@@ -102,7 +122,7 @@ class TestABrokerThatDies:
         assert counters["initial_connection_attempts_total"] == 0
         logged = texts(caplog, "INFO") + texts(caplog)
         assert logged.count(f"connected to {broker.url}") == 2
-        assert f"lost the connection to {broker.url}: the broker closed the connection" in logged
+        assert any(line.startswith(f"lost the connection to {broker.url}: ") for line in logged)
 
     def test_who_waits_is_told_at_once(self, broker: NatsServer, connector: Connector) -> None:
         connector.subscribe("silent", callback=lambda _: None)
@@ -115,7 +135,7 @@ class TestABrokerThatDies:
                 time.sleep(0.005)
             broker.kill()
             assert [type(each.outcome()) for each in waiting] == [ConnectionLostError] * 2
-            with pytest.raises(ConnectionLostError, match="the broker closed the connection"):
+            with pytest.raises(ConnectionLostError, match="the connection was lost: "):
                 replies.get(3600)
 
     def test_so_is_who_waits_for_a_flush(self, broker: NatsServer, connector: Connector) -> None:
@@ -147,7 +167,7 @@ class TestABrokerThatDies:
             connector.flush,
             connector.ping,
         ):
-            with pytest.raises(NotConnectedError, match="no connection to a broker: the broker closed"):
+            with pytest.raises(NotConnectedError, match=r"no connection to a broker: \w"):
                 call()
         assert not connector.connect(0)
         broker.start()
@@ -276,19 +296,29 @@ class TestABrokerThatFreezes:
         broker.resume()
         assert connector.connect(PATIENCE_SECONDS)
 
-    def test_answered_ones_keep_the_connection(self, make_connector: MakeConnector, messages: Messages) -> None:
+    def test_answered_ones_keep_the_connection(
+        self, make_connector: MakeConnector, messages: Messages, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = time.monotonic()
+        clock = Mock(monotonic=Mock(return_value=start))
+        monkeypatch.setattr("provisioner.choria.link.time", clock)
+        monkeypatch.setattr("provisioner.choria.link.TICK_SECONDS", 0.01)
+
         def script(peer: Peer) -> None:
             peer.greet()
-            for _ in range(10):
+            for number in range(1, 11):
+                clock.monotonic.return_value = start + number * 1000.0
                 peer.receive(b"PING")
-                peer.send(b"PONG\r\n")
-            peer.send(b"MSG test.reply.x 0 0\r\n\r\n")
+                peer.send(b"PONG\r\nMSG test.reply.x 0 0\r\n\r\n")
+                messages.get(timeout=PATIENCE_SECONDS)
+            done.set()
             peer.wait_until_left()
 
+        done = threading.Event()
         with FakeBroker(script) as fake:
-            connector = make_connector(fake, ping_interval=0.02, on_unclaimed=messages.put)
+            connector = make_connector(fake, ping_interval=900.0, on_unclaimed=messages.put)
             connector.connect(PATIENCE_SECONDS)
-            messages.get(timeout=PATIENCE_SECONDS)
+            assert done.wait(PATIENCE_SECONDS)
             assert connector.connections == 1
             connector.close()
 
@@ -303,6 +333,7 @@ class TestABrokerThatFreezes:
         monkeypatch.setattr(stream, "SEND_SECONDS", 0.1)
         connector.reconnect()
         eventually(lambda: connector.connections == 2)
+        caplog.clear()
         broker.pause()
         with pytest.raises(ConnectionLostError, match=r"the broker took no data for 0\.1 s"):
             self.fill(connector, [])
@@ -321,19 +352,46 @@ class TestABrokerThatFreezes:
         broker.pause()
         written: list[int] = []
         writers = [Background(lambda: self.fill(connector, written)) for _ in range(3)]
-        before = -1
-        while len(written) != before:  # until nothing more goes
-            before = len(written)
-            time.sleep(0.1)
+        self.await_stuck(written)
         getattr(connector, end)()
         assert all(isinstance(writer.outcome(), ConnectorError) for writer in writers)
         if end == "close":
             assert readers() == []
 
+    def test_nor_does_it_hold_up_the_loss_of_the_connection(
+        self, make_connector: MakeConnector, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stream, "SEND_SECONDS", 3600.0)
+        stuck = threading.Event()
+
+        def script(peer: Peer) -> None:
+            peer.greet()
+            stuck.wait(PATIENCE_SECONDS)
+            peer.send(b"-ERR 'Slow Consumer'\r\n")
+            closing.wait(PATIENCE_SECONDS)
+
+        closing = threading.Event()
+        with FakeBroker(script) as fake:
+            connector = make_connector(fake)
+            connector.connect(PATIENCE_SECONDS)
+            written: list[int] = []
+            writer = Background(lambda: self.fill(connector, written))
+            self.await_stuck(written)
+            stuck.set()
+            assert isinstance(writer.outcome(), ConnectorError)
+            connector.close()
+            closing.set()
+
+    def await_stuck(self, written: list[int]) -> None:
+        before = 0
+        while len(written) > before or not written:
+            before = len(written)
+            time.sleep(0.1)
+
     def fill(self, connector: Connector, written: list[int]) -> None:
         """Publish until nothing more goes."""
         while True:
-            connector.publish("a", payload=bytes(1024 * 1024))
+            connector.publish("a", payload=bytes(65536))
             written.append(1)
 
 
@@ -595,12 +653,13 @@ class TestABrokerThatLies:
                 connector.publish("a", payload=bytes(1048577))
             connector.close()
 
-    def test_a_large_write_is_one_frame(self, make_connector: MakeConnector) -> None:
+    def test_nothing_gets_into_the_middle_of_a_large_message(self, make_connector: MakeConnector) -> None:
         got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
         def script(peer: Peer) -> None:
             peer.greet()
             for _ in range(20):
+                peer.send(b"PING\r\n" * 20)
                 size = int(peer.receive(b"PUB a ").split()[-1])
                 got.put(peer.payload(size))
             peer.wait_until_left()
@@ -608,8 +667,8 @@ class TestABrokerThatLies:
         with FakeBroker(script) as fake:
             connector = make_connector(fake)
             connector.connect(PATIENCE_SECONDS)
-            sent = [bytes([number]) * 300_000 for number in range(20)]
-            with ThreadPoolExecutor(8) as threads:
+            sent = [bytes([number]) * 1_000_000 for number in range(20)]
+            with ThreadPoolExecutor(4) as threads:
                 list(threads.map(lambda payload: connector.publish("a", payload=payload), sent))
             assert sorted(got.get(timeout=PATIENCE_SECONDS) for _ in sent) == sent
             connector.close()
@@ -638,12 +697,6 @@ class TestALoginThatFails:
                 AuthorizationError,
                 "the broker refuses the login: Authorization Violation",
             ),
-            (
-                # the reason arrives although our CONNECT finds the connection closed
-                lambda peer: peer.send(b"INFO {\"a\": 1}\r\n-ERR 'Authentication Timeout'\r\n"),
-                AuthorizationError,
-                "the broker refuses the login: Authentication Timeout",
-            ),
         ],
     )
     def test_the_reason_is_told(
@@ -660,6 +713,28 @@ class TestALoginThatFails:
         assert isinstance(cause, kind)
         assert reason in str(cause)
         assert connector.connections == 0
+
+    def test_the_reason_is_told_even_when_the_broker_did_not_wait_for_us(self, make_connector: MakeConnector) -> None:
+        asked, gone = threading.Event(), threading.Event()
+
+        def script(peer: Peer) -> None:
+            peer.send(b"INFO {\"a\": 1}\r\n-ERR 'Authentication Timeout'\r\n")
+            asked.wait(PATIENCE_SECONDS)
+            peer.reset()
+            gone.set()
+
+        def authenticate(_: object) -> dict[str, str]:
+            asked.set()
+            gone.wait(PATIENCE_SECONDS)
+            return {}
+
+        with FakeBroker(script) as fake:
+            connector = make_connector(fake, authenticate=authenticate)
+            connector.connect(0)
+            while connector.failure is None:
+                time.sleep(0.005)
+            connector.close()
+        assert "the broker refuses the login: Authentication Timeout" in connector.last_error
 
     @pytest.mark.parametrize(
         "script",
@@ -740,6 +815,14 @@ def hanging_look_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event
     answer.set()
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    broker: NatsServer, make_connector: MakeConnector, two_addresses: str
+) -> None:
+    with deaf_port("::1", broker.port):
+        connector = make_connector(Broker(two_addresses, broker.port), connect_timeout=1.0)
+        assert connector.connect(PATIENCE_SECONDS)
+
+
 class TestClosing:
     """close() ends the reader, whatever it is at. All its time limits are an hour here."""
 
@@ -774,22 +857,33 @@ class TestClosing:
         with pytest.raises(ConnectionClosedError):
             connector.connect()
 
+    def test_while_the_brokers_are_asked_for(self, make_patient: MakeConnector) -> None:
+        asked, answer = threading.Event(), threading.Event()
+
+        def brokers() -> list[Broker]:
+            asked.set()
+            answer.wait(PATIENCE_SECONDS)
+            return [fake.broker]
+
+        with FakeBroker(lambda peer: peer.wait_until_left()) as fake:
+            connector = make_patient(brokers=brokers)
+            connector.connect(0)
+            assert asked.wait(PATIENCE_SECONDS)
+            closing = Background(connector.close)
+            assert connector._closing.wait(PATIENCE_SECONDS)
+            answer.set()
+            assert closing.outcome() is None
+            assert readers() == []
+
     def test_while_a_name_is_looked_up(self, make_patient: MakeConnector, hanging_look_up: threading.Event) -> None:
         connector = make_patient(Broker("slow.example.net", 4222))
         self.check(connector, lambda: any(thread.name == "name-look-up" for thread in threading.enumerate()))
         hanging_look_up.set()
 
     def test_while_connecting(self, make_patient: MakeConnector) -> None:
-        with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
-            callers = [socket.socket() for _ in range(4)]
-            for caller in callers:  # more than may wait to be accepted
-                caller.setblocking(False)
-                caller.connect_ex(deaf.getsockname())
-            host, port = deaf.getsockname()
-            connector = make_patient(Broker(host, port))
-            self.check(connector, lambda: self.unanswered(port) > len(callers) - 2)
-            for caller in callers:
-                caller.close()
+        with deaf_port("127.0.0.1") as port:
+            connector = make_patient(Broker("127.0.0.1", port))
+            self.check(connector, lambda: self.unanswered(port) > DEAF_CALLERS - 2)
 
     def unanswered(self, port: int) -> int:
         """How many connections to a port are in the state SYN_SENT."""
@@ -851,13 +945,20 @@ class TestClosing:
             with pytest.raises(ConnectionClosedError):
                 replies.get(3600)
 
-    def test_within_a_callback(self, broker: NatsServer, make_patient: MakeConnector, eventually: Eventually) -> None:
+    def test_within_a_callback(
+        self,
+        broker: NatsServer,
+        make_patient: MakeConnector,
+        eventually: Eventually,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
         connector = make_patient(broker)
         connector.connect()
         connector.subscribe("a", callback=lambda _: connector.close())
         connector.publish("a")
         eventually(lambda: readers() == [])
         connector.close()
+        assert texts(caplog, "ERROR") == []
 
     def test_while_a_callback_blocks_it_says_so(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,12 @@ def _trusted(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configuration(files: Files, more: str = "") -> str:
     return f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}"\n {more} }}'
+
+
+def limited_to(version: str) -> ssl.SSLContext:
+    context = tls.system_trust_context()
+    context.maximum_version = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}[version]
+    return context
 
 
 def failure(connector: Connector) -> Exception:
@@ -167,11 +174,22 @@ class TestAgreed:
 
 class TestRefused:
     def test_an_authority_that_is_not_trusted(
-        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector
+        self,
+        localhost: Files,
+        start_broker: StartBroker,
+        make_connector: MakeConnector,
     ) -> None:
         error = failure(make_connector(Broker("localhost", start_broker(configuration(localhost)).port)))
         assert isinstance(error, TLSError)
         assert str(error) == "the certificate of localhost is not to be trusted: unable to get local issuer certificate"
+
+    def test_the_broker_learns_why(
+        self, localhost: Files, start_broker: StartBroker, make_connector: MakeConnector, eventually: Eventually
+    ) -> None:
+        """With TLS 1.3, OpenSSL sends this alert in a form that Go does not understand."""
+        server = start_broker(configuration(localhost))
+        make_connector(server, tls_context=lambda: limited_to("1.2")).connect(0)
+        eventually(lambda: "remote error: tls: unknown certificate authority" in server.log_file.read_text())
 
     @pytest.mark.usefixtures("_trusted")
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
@@ -204,14 +222,8 @@ class TestRefused:
         make_connector: MakeConnector,
     ) -> None:
         """With TLS 1.3 the refusal comes when the handshake seems to have succeeded."""
-
-        def context() -> ssl.SSLContext:
-            context = tls.system_trust_context()
-            context.maximum_version = ssl.TLSVersion.TLSv1_3 if version == "1.3" else ssl.TLSVersion.TLSv1_2
-            return context
-
         server = start_broker(configuration(localhost, f'verify: true, ca_file: "{authority.certificate}"'))
-        error = failure(make_connector(server, tls_context=context))
+        error = failure(make_connector(server, tls_context=lambda: limited_to(version)))
         assert isinstance(error, TLSError)
         reasons = {"1.2": "handshake failure", "1.3": "certificate required"}
         assert str(error) == f"the broker refuses TLS with us: {reasons[version]}"
@@ -253,6 +265,23 @@ class TestRefused:
             connector.close()
         assert isinstance(error, TLSError)
         assert "in clear" in str(error)
+
+    def test_a_name_that_no_certificate_can_carry(
+        self, make_connector: MakeConnector, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        really = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _, *more, **options: really("127.0.0.1", *more, **options))
+
+        def script(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.wait_until_left()
+
+        with FakeBroker(script) as fake:
+            connector = make_connector(Broker("a..b", fake.port))
+            error = failure(connector)
+            connector.close()
+        assert isinstance(error, TLSError)
+        assert str(error) == "'a..b' is not a host name"
 
     def test_a_broker_that_hangs_up(self, make_connector: MakeConnector) -> None:
         def script(peer: Peer) -> None:

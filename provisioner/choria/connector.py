@@ -81,6 +81,8 @@ __all__ = (
 READ_OUT_SECONDS = 1.0
 #: How long close() waits for the reader, which only a callback that blocks can hold up.
 JOIN_SECONDS = 10.0
+#: How often it interrupts the reader meanwhile.
+INTERRUPT_SECONDS = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -220,17 +222,21 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def close(self) -> None:
         """End the connection and the reader, whatever it is at. Whoever waits for something is told at once."""
         self._closing.set()
+        self._up.set()
+        self._interrupt()
+        reader = self._waiter
+        give_up = time.monotonic() + JOIN_SECONDS
+        while reader is not None and reader.is_alive() and reader is not threading.current_thread():
+            if time.monotonic() > give_up:
+                log.error("the reader of the connection does not end: a callback blocks it")
+                return
+            reader.join(INTERRUPT_SECONDS)
+            self._interrupt()  # once more: what it was about to begin a moment ago could not be ended yet
+
+    def _interrupt(self) -> None:
         for link in (self._opening, self._live):
             if link is not None:
                 link.shutdown()
-        with self._lock:
-            reader = self._waiter
-        if reader is None:
-            self._up.set()
-        elif reader is not threading.current_thread():
-            reader.join(JOIN_SECONDS)
-            if reader.is_alive():
-                log.error("the reader of the connection does not end: a callback blocks it")
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the broker knows all that was sent, and all that it had sent until then was delivered.
@@ -456,7 +462,6 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         link = Link(server, self._terms)
         self._opening = link
         try:
-            self._refuse_if_closed()  # close() may have come too early to see it
             link.open()
             with self._lock:
                 link.send(b"".join(map(encode_subscribe, self._subs.values())))

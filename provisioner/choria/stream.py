@@ -33,7 +33,6 @@ class Stream:
 
     def __init__(self) -> None:
         self._tls: _TLS | None = None
-        self._down = False
         self._open = False  # whether there is a descriptor
         self._looked_up: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Two locks, so that a write that is stuck can be ended: one is held for as long as a write takes, the other
@@ -110,10 +109,9 @@ class Stream:
             raise _typed(error) from None
 
     def shutdown(self) -> None:
-        """End whatever goes on in any thread. What had arrived can still be received."""
+        """End whatever is going on, in any thread. What had arrived can still be received."""
         self._looked_up.put(ConnectionAbortedError())
         with self._state_lock:
-            self._down = True
             if self._open:
                 with contextlib.suppress(OSError):  # not connected, or no longer
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -149,10 +147,8 @@ class Stream:
         with self._state_lock:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
             self._open = True
-        self._socket.settimeout(0.0 if self._down else seconds)
+        self._socket.settimeout(seconds)
         self._socket.connect(address)
-        if self._down:  # since before there was a connection to shut down
-            raise ConnectionAbortedError
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_SECONDS))
