@@ -293,7 +293,7 @@ _SCHEMA: dict[str, _Key | dict[str, _Key]] = {
     "interval": _duration(60.0, lambda seconds: seconds >= MIN_INTERVAL_SECONDS, "1m or more", nullable=False),
     "logfile": _Key(_string_or("stdout"), "stdout"),
     "loglevel": _Key(_one_of("debug", "info", "warn", "error", "fatal", default="info"), "info"),
-    "helper": _Key(_command, ()),
+    "helper": _Key(_command, (), secret=True),
     "token": _Key(_string, "", secret=True),
     "lifecycle_component": _Key(_component, DEFAULT_COMPONENT),
     "choria_insecure": _Key(_boolean, False),

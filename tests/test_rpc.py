@@ -22,6 +22,7 @@ from provisioner.choria.rpc import (
     Client,
     ConflictError,
     NobodyError,
+    NoBrokerError,
     RefusedError,
     RPCReply,
     Session,
@@ -75,6 +76,49 @@ def test_nobody_there_is_known_at_once(session: Session, puppet: Puppet) -> None
 
     with pytest.raises(NobodyError):
         call(session, timeout=3600)
+
+
+def test_a_forged_word_that_nobody_is_there_does_not_keep_a_server_from_answering(
+    session: Session, puppet: Puppet
+) -> None:
+    def forge(request: Request) -> list[bytes]:
+        puppet._connector._send("HPUB", request.reply_to, 16, "16\r\nNATS/1.0 503\r\n\r\n")
+        return [puppet.ok(request)]
+
+    puppet.script = forge
+    assert call(session).data == {"message": "done"}
+
+
+@pytest.mark.parametrize("quote", [json.dumps, repr, lambda body: json.dumps(json.dumps(body))])
+def test_a_server_that_quotes_the_request_puts_no_secret_into_the_error(
+    session: Session, puppet: Puppet, quote: Callable[[Any], str]
+) -> None:
+    puppet.script = lambda request: [
+        puppet.ok(request, statuscode=4, statusmsg=f"Could not parse: {quote(json.loads(request.body))}")
+    ]
+    secrets = {"token": "s3cret", "config": json.dumps({"plugin.nats.pass": 'hunter2"x'}), "policies": {"a": "hunter3"}}
+
+    with pytest.raises(RefusedError, match="Could not parse") as refused:
+        session.call("choria_provision", "configure", secrets, timeout=PATIENCE_SECONDS)
+    for secret in ("s3cret", "hunter2", "hunter3"):
+        assert secret not in str(refused.value)
+
+
+def test_a_silence_while_the_broker_is_frozen_is_not_that_of_the_server(
+    session: Session, puppet: Puppet, broker: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "CONNECTION_PROOF_SECONDS", 0.2)
+
+    def freeze(_request: Request) -> list[bytes]:
+        broker.pause()
+        return []
+
+    puppet.script = freeze
+    try:
+        with pytest.raises(NoBrokerError, match="the broker does not answer either"):
+            call(session, timeout=SILENCE_SECONDS)
+    finally:
+        broker.resume()
 
 
 def test_silence_ends_the_wait(session: Session, puppet: Puppet) -> None:
@@ -340,10 +384,10 @@ def test_the_text_of_data_is_the_servers_own(before: dict[str, int], data: str) 
 def test_numbers_in_the_data_keep_all_their_digits() -> None:
     data = '{"big":9007199254740993,"huge":123456789012345678901234567890,"fine":0.1000000000000000055511151231257827}'
 
-    assert rpc._opened('{"statuscode":0,"statusmsg":"OK","data":' + data + "}").data_text() == data
+    assert rpc._opened('{"statuscode":0,"statusmsg":"OK","data":' + data + "}", {}).data_text() == data
 
 
 @given(st.text(max_size=200) | JSON_TEXT)
 def test_any_body_gives_a_reply_or_a_typed_error(body: str) -> None:
     with contextlib.suppress(BadReplyError, RefusedError):
-        assert isinstance(rpc._opened(body).data_text(), str)
+        assert isinstance(rpc._opened(body, {}).data_text(), str)

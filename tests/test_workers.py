@@ -39,7 +39,9 @@ class Pool:
         self.finisher = Finisher(self.registry)
         self.provision: Callable[[Host], Outcome] = lambda _host: Outcome.PROVISIONED
         self.provisioned: list[str] = []
-        self.worker = Worker(1, self._provision, self.registry, self.finisher, self.metrics, self.shutdown)
+        self.worker = Worker(
+            1, self._provision, self.registry, self.finisher, self.metrics, self.shutdown, helper_timeout=10
+        )
 
     def _provision(self, host: Host) -> Outcome:
         self.provisioned.append(host.identity)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message, RequestTimeoutError
+from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
 from provisioner.choria.identity import reason_insane
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError
 from provisioner.choria.rpc import printable
@@ -77,6 +77,9 @@ def discover(
                 if remaining <= 0:
                     return _sightings(messages, protocol, request_id)
                 continue
+            except NoRespondersError:
+                # the broker says this to requests with a reply subject only: it is somebody's forgery
+                continue
             if message.received <= end:
                 messages.append(message)
                 end = min(limit, message.received + SLIDE_SECONDS)
@@ -86,26 +89,29 @@ def discover(
 def _sightings(messages: list[Message], protocol: Protocol, request_id: str) -> list[Sighting]:
     sightings: dict[str, Sighting] = {}
     refused: collections.Counter[str] = collections.Counter()
+    examples: dict[str, str] = {}
     for message in messages:
+        sender = ""
         try:
-            identity = _identity(message, protocol, request_id)
+            sender = _sender(message, protocol, request_id)
+            if reason := reason_insane(sender):
+                raise ProtocolError(f"their identity {reason}")
         except ProtocolError as error:
             refused[str(error)] += 1
+            examples.setdefault(str(error), sender)
         else:
-            sightings.setdefault(identity, Sighting(identity, message.received))
+            sightings.setdefault(sender, Sighting(sender, message.received))
     for reason, count in refused.items():
-        LOG.warning("refused %d discovery replies: %s", count, reason)
+        LOG.warning("refused %d discovery replies, one from %r: %s", count, printable(examples[reason]), reason)
     return list(sightings.values())
 
 
-def _identity(message: Message, protocol: Protocol, request_id: str) -> str:
+def _sender(message: Message, protocol: Protocol, request_id: str) -> str:
     reply = protocol.reply(message.payload)
     if reply.request_id != request_id:
-        raise ProtocolError("another request is named in them")
+        raise ProtocolError("they name another request")
     if reply.agent != "discovery" or reply.body != "pong":
         raise ProtocolError("they answer something else than a discovery")
     if reply.sender != reply.transport_sender:
-        raise ProtocolError("the envelopes name different senders")
-    if reason := reason_insane(reply.sender):
-        raise ProtocolError(f"the identity {printable(reply.sender)!r} is not sane: {reason}")
+        raise ProtocolError("their envelopes name different senders")
     return reply.sender

@@ -9,6 +9,7 @@ that ends the session of this identity before anything further is sent to it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -36,6 +37,12 @@ LOG = logging.getLogger(__name__)
 SECOND_REPLY_SECONDS = 60.0
 #: How many further replies to one request are opened at most: a flood of them must not occupy the reader.
 SECOND_REPLIES_EXAMINED = 3
+#: How long a server may still reply after the broker said that nobody is there: any node can forge that.
+NOBODY_GRACE_SECONDS = 0.25
+#: How long the broker may take to prove, after a silence, that the connection is alive.
+CONNECTION_PROOF_SECONDS = 2.0
+#: Shortest text of a request that is looked for in a refusal, to be masked there.
+SECRET_CHARACTERS = 4
 #: Longest text of a server's own that goes into an error or a log line.
 STATUS_TEXT_CHARACTERS = 300
 
@@ -75,11 +82,15 @@ class RPCError(ProvisionerError):
 
 
 class SilenceError(RPCError):
-    """The request went out over a connection that lasted, and no good reply came in time."""
+    """No good reply came in time, over a connection that was proven to be alive afterwards."""
 
 
 class NobodyError(RPCError):
     """The broker says that no server with this identity is connected."""
+
+
+class NoBrokerError(RPCError):
+    """No good reply came in time, nor does the broker answer: whether the server was reached is unknown."""
 
 
 class BadReplyError(RPCError):
@@ -212,7 +223,7 @@ class Session:
             self._client._remember(request_id, _Answered(self, agent, _digest(reply)))
         for message in replies.drain():
             self._client._examine_late(message)
-        return _opened(reply.body)
+        return _opened(reply.body, data)
 
     def checked(self, message: Message, request_id: str, agent: str) -> Reply:
         """A reply that answers this request and comes from this server.
@@ -230,20 +241,33 @@ class Session:
 
     def _first_good(self, replies: Expectation, request_id: str, agent: str, deadline: float, timeout: float) -> Reply:
         dropped: collections.Counter[str] = collections.Counter()
+        nobody = False
         while True:
             try:
                 message = replies.get(max(0.0, deadline - time.monotonic()))
             except RequestTimeoutError:
+                if nobody:
+                    raise NobodyError("no server of this identity is connected") from None
                 reasons = "".join(f"; dropped {count}, since {why}" for why, count in dropped.items())
-                raise SilenceError(f"no reply within {timeout:g} s{reasons}") from None
+                raise self._silence(f"no reply within {timeout:g} s{reasons}") from None
             except NoRespondersError:
-                raise NobodyError("no server of this identity is connected") from None
+                nobody = True
+                deadline = min(deadline, time.monotonic() + NOBODY_GRACE_SECONDS)
+                continue
             try:
                 return self.checked(message, request_id, agent)
             except ProtocolError as error:
                 if str(error) not in dropped:
                     LOG.warning("dropped a reply to %s: %s", agent, error, extra={"identity": self.identity})
                 dropped[str(error)] += 1
+
+    def _silence(self, what: str) -> RPCError:
+        """What a silence means: that of a server whose broker is frozen says nothing about the server."""
+        try:
+            self._client.connector.flush(CONNECTION_PROOF_SECONDS)
+        except RequestTimeoutError:
+            return NoBrokerError(f"{what}, and the broker does not answer either")
+        return SilenceError(what)
 
 
 @attrs.define(eq=False)
@@ -260,9 +284,10 @@ def _digest(reply: Reply) -> bytes:
     return hashlib.sha256(reply.body.encode(errors="replace")).digest()
 
 
-def _opened(body: str) -> RPCReply:
+def _opened(body: str, sent: Mapping[str, Any]) -> RPCReply:
     """The contents of a reply body.
 
+    :param sent: the data of the request; nothing of it gets into an error's text
     :raises RefusedError: when its status is another than OK
     :raises BadReplyError: when it is no reply body
     """
@@ -276,10 +301,36 @@ def _opened(body: str) -> RPCReply:
     if not isinstance(status, int) or isinstance(status, bool):
         raise BadReplyError("the reply lacks a valid statuscode")
     if status != STATUS_OK:
-        raise RefusedError(status, printable(text) if isinstance(text, str) else "")
+        raise RefusedError(status, printable(_masked(text, sent)) if isinstance(text, str) else "")
     if not isinstance(data, dict):
         raise BadReplyError("the reply lacks a valid data")
     return RPCReply(body, data)
+
+
+def _masked(text: str, sent: Mapping[str, Any]) -> str:
+    """The text of a refusal without the secrets that were sent: a server may quote the request that it refuses.
+
+    It may do so as JSON within JSON within JSON, so backslashes do not count.
+    """
+    secrets = {secret for secret in _texts(sent) if len(secret) >= SECRET_CHARACTERS}
+    forms = {form.replace("\\", "") for secret in secrets for form in (secret, json.dumps(secret)[1:-1])}
+    plain = text.replace("\\", "")
+    masked = plain
+    for form in sorted(forms, key=len, reverse=True):
+        masked = masked.replace(form, "***")
+    return text if masked == plain else masked
+
+
+def _texts(value: object) -> set[str]:
+    """All texts in a document, those in a text that holds a document itself included."""
+    if isinstance(value, Mapping):
+        return set().union(*map(_texts, value.values()))
+    if not isinstance(value, str):
+        return set()
+    if value.startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return {value} | _texts(json.loads(value))
+    return {value}
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import click
 
 from provisioner import __version__
@@ -10,12 +12,19 @@ from provisioner.cli.run import run
 
 
 class _RunByDefault(click.Group):
-    """Takes options without a command for those of `run`, as init scripts made for the Go original give them."""
+    """Takes options without a command for those of `run`, as init scripts made for the Go original give them.
+
+    There `--debug` may also stand before the command.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
+        debug = list(itertools.takewhile(lambda argument: argument == "--debug", args))
+        rest = args[len(debug) :]
+        if (debug and not rest) or (rest and rest[0].startswith("-") and rest[0] not in {"--help", "--version"}):
+            rest = ["run", *rest]
+        if rest and rest[0] == "run":
+            rest = ["run", *debug, *rest[1:]]
+        return super().parse_args(ctx, rest)
 
 
 @click.group(

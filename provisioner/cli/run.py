@@ -91,7 +91,6 @@ def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, deb
         LOG.info("choria-provisioner %s started with %d workers, as %s", __version__, conf.workers, choria.identity)
         systemd.notify("READY=1")
         healthy = scheduler.run()
-        systemd.notify("STOPPING=1")
         LOG.info("choria-provisioner ended")
     return EXIT_OK if healthy else EXIT_FAILURE
 

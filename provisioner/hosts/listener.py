@@ -35,15 +35,20 @@ class Listener(Loop):
         self._metrics = metrics
         # a burst waits here, not in the reader thread, which has RPC replies to deliver
         self._messages: queue.Queue[Message] = queue.Queue(WORK_QUEUE_HOSTS)
+        self._dropped = self._told = 0
         connector.subscribe(lifecycle.startup_subject(config.lifecycle_component), callback=self._receive)
 
     def _receive(self, message: Message) -> None:
         try:
             self._messages.put_nowait(message)
         except queue.Full:
+            self._dropped += 1
             self._metrics.events_dropped.inc()
 
     def turn(self) -> None:
+        if self._told != self._dropped:
+            LOG.warning("dropped %d lifecycle events: too many at once", self._dropped - self._told)
+            self._told = self._dropped
         try:
             message = self._messages.get(timeout=IDLE_SECONDS)
         except queue.Empty:

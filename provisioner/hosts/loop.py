@@ -45,6 +45,6 @@ class Loop(threading.Thread):
                 time.sleep(AFTER_BUG_SECONDS)
 
     def stuck(self) -> str | None:
-        """What is wrong when the present turn has lasted too long, else None. A thread not started is fine."""
+        """What is wrong when the present turn has lasted too long, else None. One that does not run is fine."""
         age = time.monotonic() - self._turned
-        return f"the turn has lasted {age:.0f} s" if self.ident is not None and age > self._limit else None
+        return f"the turn has lasted {age:.0f} s" if self.is_alive() and age > self._limit else None

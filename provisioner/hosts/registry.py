@@ -31,6 +31,8 @@ class Registry:
         self._lock = threading.Lock()
         self._hosts: dict[str, Host] = {}
         self._work: queue.Queue[Host] = queue.Queue(work_queue_hosts)
+        metrics.waiting_nodes.set_function(lambda: len(self._hosts))
+        metrics.work_queue_entries.set_function(self._work.qsize)
 
     def add(self, host: Host) -> bool:
         """Admit a host that was just sighted, and put it on the work queue; no other method does.
@@ -52,7 +54,7 @@ class Registry:
             except queue.Full:
                 self._metrics.queue_full.inc()
                 admitted = False
-            waiting = self._set_gauges()
+            waiting = len(self._hosts)
         if not admitted:
             LOG.warning(
                 "the work queue is full with %d entries, %d hosts are waiting: host dropped until it is sighted again",
@@ -68,11 +70,9 @@ class Registry:
         It may have been let go meanwhile: ask :meth:`is_current` before doing anything to it.
         """
         try:
-            host = self._work.get(timeout=timeout)
+            return self._work.get(timeout=timeout)
         except queue.Empty:
             return None
-        self._metrics.work_queue_entries.set(self._work.qsize())
-        return host
 
     def is_current(self, host: Host) -> bool:
         """Whether this very sighting is still to be provisioned."""
@@ -84,7 +84,6 @@ class Registry:
         with self._lock:
             if self._hosts.get(host.identity) is host:
                 del self._hosts[host.identity]
-            self._set_gauges()
 
     def remove_all(self) -> None:
         """Forget every host and empty the work queue; for an instance that lost the election."""
@@ -95,10 +94,3 @@ class Registry:
                     self._work.get_nowait()
                 except queue.Empty:  # a worker was faster; it will find that its host is not current
                     break
-            self._set_gauges()
-
-    def _set_gauges(self) -> int:
-        waiting = len(self._hosts)
-        self._metrics.waiting_nodes.set(waiting)
-        self._metrics.work_queue_entries.set(self._work.qsize())
-        return waiting

@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 
-from provisioner import __version__
+from provisioner import __version__, systemd
 from provisioner.choria import discovery, lifecycle
 from provisioner.errors import ProvisionerError
 from provisioner.host.host import Host
@@ -71,7 +71,15 @@ class Scheduler:
         self._registry = Registry(self._config.interval, self._metrics)
         self._finisher = Finisher(self._registry)
         self._workers = [
-            Worker(number, provisioner.provision, self._registry, self._finisher, self._metrics, self._shutdown)
+            Worker(
+                number,
+                provisioner.provision,
+                self._registry,
+                self._finisher,
+                self._metrics,
+                self._shutdown,
+                self._config.helper_timeout,
+            )
             for number in range(1, self._config.workers + 1)
         ]
         self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
@@ -169,7 +177,7 @@ class Scheduler:
 
     def _loop(self) -> bool:
         ticker = Ticker(self._config.interval, time.monotonic())
-        self.discover()
+        self._discover_safely()
         while not self._shutdown.requested:
             self._turned = time.monotonic()
             if dead := [thread.name for thread in self._threads if not thread.is_alive()]:
@@ -184,8 +192,15 @@ class Scheduler:
                 if ticker.remaining(now) > 0 and not self._are_returning(now):
                     continue
                 ticker.advance(now)
-            self.discover()
+            self._discover_safely()
         return True
+
+    def _discover_safely(self) -> None:
+        try:
+            self.discover()
+        except Exception:  # the outermost frame of the thread, nearly: a bug costs one discovery
+            self._metrics.discovery_errors.inc()
+            LOG.exception("bug in a discovery")
 
     def _note_reconnection(self) -> None:
         """Have discoveries made, now and later, for the servers that come back with the broker. Never blocks."""
@@ -198,9 +213,13 @@ class Scheduler:
 
     def _stop(self) -> bool:
         """End all threads: the workers with the hosts in their hands, as long as the grace time lasts."""
+        systemd.notify("STOPPING=1")
         while any(worker.is_alive() for worker in self._workers) and not self._shutdown.expired:
             time.sleep(CHECK_SECONDS)
         self._finisher.stop()
+        if not self._shutdown.expired:
+            with contextlib.suppress(ProvisionerError):  # there is nothing left to be lost with the connection
+                self._connector.drain(LEAVE_SECONDS)
         # whatever still waits for a reply fails now
         self._connector.close()
         end = time.monotonic() + LEAVE_SECONDS

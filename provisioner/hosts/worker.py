@@ -19,7 +19,8 @@ LOG = logging.getLogger(__name__)
 
 #: A host whose server is about to leave stays known for this long, so that the next discovery does not admit it again.
 LEAVING_SECONDS = 60.0
-#: No cycle lasts this long: every try of every step, each with its wait for the broker, takes some ten minutes.
+#: No cycle lasts this long, the helper's time aside: each of its some twenty tries takes up to 22 s, and as long again
+#: to wait for the broker.
 HOST_LIMIT_SECONDS = 1200.0
 
 
@@ -27,6 +28,7 @@ class Worker(Loop):
     """One of the pool.
 
     :param provision: runs one host's cycle; raises :class:`HostError` for the failures that are expected
+    :param helper_timeout: seconds that the helper may take of a turn
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class Worker(Loop):
         finisher: Finisher,
         metrics: Metrics,
         shutdown: Shutdown,
+        helper_timeout: float,
     ) -> None:
-        super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS)
+        super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS + helper_timeout)
         self._provision = provision
         self._registry = registry
         self._finisher = finisher
@@ -52,7 +55,7 @@ class Worker(Loop):
     def turn(self) -> None:
         host = self._registry.take(IDLE_SECONDS)
         # A host that is not current was let go while it waited. It is in nobody's map, so it is not done either.
-        if host is None or not self._registry.is_current(host):
+        if host is None or self._stopping() or not self._registry.is_current(host):
             return
         delay = 0.0
         try:

@@ -120,7 +120,11 @@ class _Server(HTTPServer):
             if len(self._connections) >= CONNECTIONS_LIMIT:
                 _cut(next(iter(self._connections)))
             self._connections[request] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left
+            LOG.warning("the monitor port has no thread for a client")
+            self._forget(request)
 
     def server_close(self) -> None:
         super().server_close()
@@ -138,9 +142,12 @@ class _Server(HTTPServer):
         except Exception:  # the outermost frame of the thread
             LOG.exception("bug in a page of the monitor port")
         finally:
-            with self._lock:
-                del self._connections[request]
-            self.shutdown_request(request)
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            del self._connections[request]
+        self.shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -152,7 +159,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IO_TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, _PLAIN, b"bad request\n")
+            return
         page = self.server.pages.get(url.path)
         if page is None:
             self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"not found\n")

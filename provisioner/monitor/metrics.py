@@ -97,7 +97,7 @@ class Metrics:
         self.event_discovered = counter("event_discovered", "Nodes found by an event they sent")
         self.discover_cycles = counter("discover_cycles", "Times the network was asked for nodes")
         self.discovery_errors = counter("discovery_errors", "Times asking the network for nodes failed")
-        self.provisioned = counter("provisioned", "Nodes dealt with successfully")
+        self.provisioned = counter("provisioned", "Nodes configured and restarted")
         self.provision_errors = counter("provision_errors", "Nodes that could not be provisioned in a cycle")
         self.helper_errors = counter("helper_errors", "Runs of the helper that failed")
         self.helper_shutdown_requests = counter("helper_shutdown_requests", "Nodes shut down on the helper's wish")
@@ -117,7 +117,10 @@ class Metrics:
         labels = ["rpc", "site"]
         times = Summary("choria_provisioner_rpc_time", "Seconds a try of a request took", labels, registry=registry)
         errors = Counter(
-            "choria_provisioner_rpc_errors", "Requests given up after all tries", labels, registry=registry
+            "choria_provisioner_rpc_errors",
+            "Requests given up, after all tries or a final refusal",
+            labels,
+            registry=registry,
         )
         self.rpc_time: Mapping[str, Summary] = {rpc: times.labels(rpc, site) for rpc in RPCS}
         self.rpc_errors: Mapping[str, Counter] = {rpc: errors.labels(rpc, site) for rpc in RPCS}
