@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import struct
 import threading
@@ -49,6 +50,10 @@ class Peer:
     def payload(self, size: int) -> bytes:
         """That many bytes, and the line break after them."""
         return self._lines.read(size + 2)[:size]
+
+    def silent(self) -> bool:
+        """Whether there is nothing from the client."""
+        return not select.select([self._socket], [], [], 0)[0]
 
     def take(self, size: int) -> bytes:
         """That many bytes."""

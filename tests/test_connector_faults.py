@@ -306,13 +306,21 @@ class TestABrokerThatFreezes:
 
         def script(peer: Peer) -> None:
             peer.greet()
-            for number in range(1, 11):
-                clock.monotonic.return_value = start + number * 1000.0
+            for _ in range(10):
+                clock.monotonic.return_value += 899.0
+                exchange(peer)
+                assert peer.silent()
+                clock.monotonic.return_value += 2.0
                 peer.receive(b"PING")
-                peer.send(b"PONG\r\nMSG test.reply.x 0 0\r\n\r\n")
-                messages.get(timeout=PATIENCE_SECONDS)
+                peer.send(b"PONG\r\n")
+                exchange(peer)
             done.set()
             peer.wait_until_left()
+
+        def exchange(peer: Peer) -> None:
+            for _ in range(2):  # when the second one is delivered the clock has been looked at after the first
+                peer.send(b"MSG test.reply.x 0 0\r\n\r\n")
+                messages.get(timeout=PATIENCE_SECONDS)
 
         done = threading.Event()
         with FakeBroker(script) as fake:

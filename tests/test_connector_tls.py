@@ -14,6 +14,7 @@ import pytest
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import ConnectFailedError, Connector, Message, TLSError
+from provisioner.choria.stream import Stream
 from provisioner.simulate.broker import NatsServer
 from tests.certificates import Authority, Files
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartBroker
@@ -170,6 +171,32 @@ class TestAgreed:
         first.kill()
         eventually(lambda: connector.connections == 2)
         assert connector.connected_url.startswith("nats://127.0.0.1:")
+
+
+def test_any_thread_may_send_at_any_time(localhost: Files, authority: Authority) -> None:
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(localhost.certificate, localhost.key)
+    client_context = ssl.create_default_context(cafile=str(authority.certificate))
+
+    def serve() -> list[bytes]:
+        sock, _ = listener.accept()
+        with server_context.wrap_socket(sock, server_side=True) as peer, peer.makefile("rb") as lines:
+            return [lines.readline() for _ in range(8 * 200)]
+
+    def send(number: int) -> None:
+        for count in range(200):
+            stream.send(b"%d of %d\n" % (count, number))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(9) as threads:
+        served = threads.submit(serve)
+        stream = Stream()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        stream.connect("127.0.0.1", listener.getsockname()[1], deadline=deadline)
+        stream.start_tls(client_context, "localhost", deadline=deadline)
+        list(threads.map(send, range(8)))
+        lines = served.result(PATIENCE_SECONDS)
+        stream.close()
+    assert sorted(lines) == sorted(b"%d of %d\n" % (count, number) for count in range(200) for number in range(8))
 
 
 class TestRefused:

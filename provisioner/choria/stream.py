@@ -67,7 +67,7 @@ class Stream:
         try:
             tls = _TLS(context, host)
             self._shake_hands(tls, deadline)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             raise TLSError("the broker did not finish the TLS handshake in time") from None
         except OSError as error:
             raise _typed(error, host) from None
@@ -163,6 +163,8 @@ class Stream:
         try:
             while not tls.handshake():
                 self._send_records(tls)
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
                 self.limit_receive(deadline - time.monotonic())
                 data = self._socket.recv(READ_BYTES)
                 if not data:
