@@ -18,6 +18,8 @@ from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate.broker import NatsServer
+from provisioner.simulate.fleet import Fleet
+from provisioner.simulate.server import Server
 
 #: For everything that is awaited; no test waits that long unless it fails.
 PATIENCE_SECONDS = 30.0
@@ -72,6 +74,24 @@ def start_broker() -> Iterator[StartBroker]:
 def broker(start_broker: StartBroker) -> NatsServer:
     """A real nats-server, without users or TLS."""
     return start_broker()
+
+
+class StartFleet(Protocol):
+    def __call__(self, *servers: Server, **options: Any) -> Fleet: ...
+
+
+@pytest.fixture
+def start_fleet(broker: NatsServer) -> Iterator[StartFleet]:
+    """Starts simulated servers on :func:`broker`, which are stopped when the test is over."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*servers: Server, **options: Any) -> Fleet:
+            fleet = Fleet(broker.url, servers, **options)
+            stack.callback(fleet.stop)
+            fleet.start()
+            return fleet
+
+        yield start
 
 
 class Counters:

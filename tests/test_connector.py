@@ -24,7 +24,6 @@ from provisioner.choria.connector import (
     Connector,
     ConnectorError,
     Message,
-    MessageQueue,
     NoRespondersError,
     NotConnectedError,
     PayloadTooLargeError,
@@ -388,17 +387,6 @@ class TestMessages:
         connector.drain(PATIENCE_SECONDS)
         assert messages.qsize() == 1000
         assert not connector.connected
-
-    def test_a_full_queue_drops_and_counts(self, connector: Connector) -> None:
-        buffer = MessageQueue(10)
-        connector.subscribe("a", callback=buffer.put)
-        for number in range(25):
-            connector.publish("a", payload=b"%d" % number)
-        connector.flush()
-        assert buffer.dropped == 15
-        assert [buffer.get(0).payload for _ in range(10)] == [b"%d" % number for number in range(10)]
-        with pytest.raises(queue.Empty):
-            buffer.get(0)
 
     def test_a_refused_subject_is_logged_and_counted_and_harms_nothing_else(
         self,

@@ -543,7 +543,7 @@ class TestABrokerThatLies:
         ("lie", "kind", "reason"),
         [
             (b"HELLO\r\n", WireError, "the broker sent something that is not NATS: HELLO"),
-            (b"\x16\x03\x01\r\n", WireError, "the broker sent something that is not NATS: ???"),
+            (b"\x16\x03\x01\r\n", WireError, "the broker sent something that is not NATS:    "),
             (b"MSG a 0 3\r\nabcdef\r\n", WireError, "the broker sent a message of another size than it said"),
             (b"MSG a 0 999999999\r\n", WireError, "the broker sent a size that cannot be: MSG a 0 999999999"),
             (b"x" * 100_000, WireError, "the broker sent a line of more than 65536 bytes"),

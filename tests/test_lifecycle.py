@@ -28,21 +28,32 @@ def test_verdicts_are_those_of_choria(case: dict[str, str]) -> None:
     verdict = VERDICT.match(case["result"])
     if verdict:
         identity = json.loads(verdict["identity"].replace("\\x00", "\\u0000"))
-        assert lifecycle.parse(payload) == Event(type=verdict["type"], identity=identity)
+        event = lifecycle.parse(payload)
+        assert (event.type, event.identity) == (verdict["type"], identity)
     elif TAKEN_ALL_THE_SAME not in case["result"]:
         with pytest.raises(EventError):
             lifecycle.parse(payload)
 
 
-@pytest.mark.parametrize("path", sorted((FIXTURES / "agents").glob("lifecycle-*-*.*json")), ids=lambda path: path.name)
+PUBLISHED = [
+    *(FIXTURES / "agents").glob("lifecycle-real-*.json"),
+    *(FIXTURES / "agents").glob("lifecycle-gen-*.json"),
+    *(FIXTURES / "v1" / "lifecycle").glob("*.json"),
+]
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED), ids=lambda path: path.name)
 def test_published_events_parse(path: Path) -> None:
-    if path.name == "lifecycle-parse-cases.json":
-        return
-    event_type = path.stem.removeprefix("lifecycle-").split("-")[1].split(".")[0]
     event = lifecycle.parse(path.read_bytes())
 
-    assert event.type == event_type
+    assert event.type in path.name
     assert event.identity
+    assert event.timestamp is not None
+
+
+@pytest.mark.parametrize("path", sorted((FIXTURES / "v2" / "wire").glob("08-*.json")), ids=lambda path: path.name)
+def test_events_of_protocol_2_networks_parse(path: Path) -> None:
+    assert lifecycle.parse(path.read_bytes()).type == "startup"
 
 
 def test_our_own_event_has_the_form_of_the_recorded_one() -> None:

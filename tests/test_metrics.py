@@ -112,6 +112,19 @@ def test_every_series_exists_from_the_start_at_zero() -> None:
         assert f'choria_provisioner_{name}{{site="lab"}}' in ours
 
 
+def test_when_credentials_expire_is_asked_for_every_page() -> None:
+    metrics = Metrics("lab")
+    name = "choria_provisioner_credential_expiry_timestamp_seconds"
+    assert not [series for series in rendered(metrics).values if series.startswith(name)]
+    expiries = {"token": 1827525547.0}
+    metrics.credential_expiries = lambda: expiries
+    assert rendered(metrics).values[f'{name}{{credential="token",site="lab"}}'] == 1827525547
+    expiries |= {"certificate": 2.0}
+    values = rendered(metrics).values
+    assert values[f'{name}{{credential="certificate",site="lab"}}'] == 2
+    assert rendered(metrics).types[name] == "gauge"
+
+
 def test_what_is_counted_is_on_the_page() -> None:
     metrics = Metrics("lab")
     metrics.discovered.inc(3)
@@ -186,7 +199,10 @@ def test_every_series_has_a_help_text() -> None:
     assert all(page.helps.values())
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="promtool is not on the path: it comes with Prometheus, `make test` does not install it",
+)
 def test_promtool_finds_nothing_but_the_missing_suffixes() -> None:
     metrics = Metrics('a "site"\\\nof two lines')
     metrics.helper_time.observe(0.5)

@@ -29,8 +29,8 @@ from provisioner.choria.nats import (
     encode_subscribe,
     encode_unsubscribe,
     parse_headers,
-    printable,
 )
+from provisioner.text import printable
 
 
 class EndOfInputError(Exception):
@@ -314,4 +314,4 @@ class TestErrors:
         assert text in str(error)
 
     def test_what_a_broker_says_fits_on_a_line_of_a_log(self) -> None:
-        assert printable(b"a\nb\x1b[31m\xff" + b"x" * 1000) == "a?b?[31m�" + "x" * 191
+        assert printable(b"a\nb\x1b[31m\xff" + b"x" * 1000) == "a b [31m�" + "x" * 291 + "..."

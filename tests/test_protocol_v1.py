@@ -21,8 +21,14 @@ EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
 IDENTITY = "provisioner.lab.example"
 CALLER = f"choria={IDENTITY}"
 
-REQUESTS = sorted(name for name in EXPECTED if name.startswith("insecure/") and name.endswith("-request.json"))
-REPLIES = sorted(name for name in EXPECTED if name.startswith(("insecure/", "x509/")) and name.endswith("-reply.json"))
+REQUESTS = sorted(
+    name for name in EXPECTED if name.startswith(("insecure/", "insecure-key/")) and name.endswith("-request.json")
+)
+REPLIES = sorted(
+    name
+    for name in EXPECTED
+    if name.startswith(("insecure/", "insecure-key/", "x509/", "x509-key/")) and name.endswith("-reply.json")
+)
 
 
 def protocol(now: float = 0.0) -> ProtocolV1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.choria import rpc
-from provisioner.choria.connector import ConnectionLostError, Connector, NotConnectedError, SubjectError
+from provisioner.choria.connector import (
+    ConnectionLostError,
+    Connector,
+    Expectation,
+    Message,
+    NotConnectedError,
+    SubjectError,
+)
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import (
@@ -89,6 +97,42 @@ def test_a_forged_word_that_nobody_is_there_does_not_keep_a_server_from_answerin
     assert call(session).data == {"message": "done"}
 
 
+def test_after_the_word_that_nobody_is_there_a_reply_is_awaited_for_the_grace_time(
+    session: Session, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "NOBODY_GRACE_SECONDS", PATIENCE_SECONDS)
+    late: list[threading.Timer] = []
+
+    def forge(request: Request) -> list[bytes]:
+        puppet._connector._send("HPUB", request.reply_to, 16, "16\r\nNATS/1.0 503\r\n\r\n")
+        late.append(threading.Timer(SILENCE_SECONDS, puppet.publish, (request, puppet.ok(request))))
+        late[0].start()
+        return []
+
+    puppet.script = forge
+    assert call(session).data == {"message": "done"}
+
+
+@pytest.mark.parametrize("timeout", [3600.0, rpc.NOBODY_GRACE_SECONDS / 2])
+def test_after_that_word_no_wait_is_longer_than_the_grace_time_and_what_is_left_of_the_timeout(
+    session: Session, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    puppet.leave()
+    waits: list[float] = []
+    get = Expectation.get
+
+    def noting(self: Expectation, timeout: float) -> Message:
+        waits.append(timeout)
+        return get(self, timeout)
+
+    monkeypatch.setattr(Expectation, "get", noting)
+    with pytest.raises(NobodyError):
+        call(session, timeout=timeout)
+    first, second = waits
+    assert first <= timeout
+    assert 0 < second <= min(timeout, rpc.NOBODY_GRACE_SECONDS) == min(timeout, 0.25)
+
+
 @pytest.mark.parametrize("quote", [json.dumps, repr, lambda body: json.dumps(json.dumps(body))])
 def test_a_server_that_quotes_the_request_puts_no_secret_into_the_error(
     session: Session, puppet: Puppet, quote: Callable[[Any], str]
@@ -96,11 +140,15 @@ def test_a_server_that_quotes_the_request_puts_no_secret_into_the_error(
     puppet.script = lambda request: [
         puppet.ok(request, statuscode=4, statusmsg=f"Could not parse: {quote(json.loads(request.body))}")
     ]
-    secrets = {"token": "s3cret", "config": json.dumps({"plugin.nats.pass": 'hunter2"x'}), "policies": {"a": "hunter3"}}
+    secrets = {
+        "token": "s3cret",
+        "config": json.dumps({"plugin.nats.pass": 'hunter2"x'}),
+        "policies": {"a": "hunter33"},
+    }
 
     with pytest.raises(RefusedError, match="Could not parse") as refused:
         session.call("choria_provision", "configure", secrets, timeout=PATIENCE_SECONDS)
-    for secret in ("s3cret", "hunter2", "hunter3"):
+    for secret in ("s3cret", "hunter2", "hunter33"):
         assert secret not in str(refused.value)
 
 
@@ -128,6 +176,13 @@ def test_silence_ends_the_wait(session: Session, puppet: Puppet) -> None:
         call(session, timeout=SILENCE_SECONDS)
 
 
+def relabelled(payload: bytes, sender: str) -> bytes:
+    """A reply of protocol version 1 whose outermost envelope names another sender."""
+    transport = json.loads(payload)
+    transport["headers"]["mc_sender"] = sender
+    return json.dumps(transport).encode()
+
+
 BAD_REPLIES: dict[str, Callable[[Puppet, Request], bytes]] = {
     "not JSON": lambda _puppet, _request: b"hello",
     "JSON null": lambda _puppet, _request: b"null",
@@ -138,6 +193,10 @@ BAD_REPLIES: dict[str, Callable[[Puppet, Request], bytes]] = {
     "another sender": lambda puppet, request: puppet.seal(request, "{}", sender="intruder"),
     "another request": lambda puppet, request: puppet.seal(request, "{}", id="0" * 32),
     "another agent": lambda puppet, request: puppet.seal(request, "{}", agent="rpcutil"),
+    "another sender outside": lambda puppet, request: relabelled(puppet.seal(request, "{}"), "intruder"),
+    "another sender inside": lambda puppet, request: relabelled(
+        puppet.seal(request, "{}", sender="intruder"), puppet.identity
+    ),
     "damaged": lambda puppet, request: puppet.ok(request).replace(b"data", b"date", 1),
 }
 
@@ -297,10 +356,10 @@ def test_forgeries_that_fail_the_checks_do_not_end_a_session(
 
 
 def test_a_flood_of_further_replies_is_opened_a_few_times_only(
-    session: Session, puppet: Puppet, connector: Connector, monkeypatch: pytest.MonkeyPatch
+    client: Client, puppet: Puppet, connector: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puppet.script = lambda request: [puppet.ok(request)] * 200
-    call(session)
+    call(client.session(puppet.identity))
     opened = 0
     checked = Session.checked
 
@@ -310,7 +369,7 @@ def test_a_flood_of_further_replies_is_opened_a_few_times_only(
         return checked(self, *arguments)
 
     monkeypatch.setattr(Session, "checked", counting)
-    call(session)
+    call(client.session(puppet.identity))
     connector.flush()
     puppet._connector.flush()
     connector.flush()

@@ -5,24 +5,27 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner import __version__
+from provisioner.choria.connector import Connector, Message
 from provisioner.simulate.broker import NatsServer
-from provisioner.simulate.fleet import Fleet
+from provisioner.simulate.envelopes import Request
+from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server, Site
-from tests.conftest import PATIENCE_SECONDS, Eventually
+from tests.conftest import PATIENCE_SECONDS, Eventually, StartBroker, StartFleet
 
 SITE = Site(token="s3cret")
 
@@ -55,14 +58,18 @@ class Installation:
             "monitor_address": "127.0.0.1",
             "logfile": str(self.log_file),
         }
+        #: What Python is to run.
+        self.program: tuple[str, ...] = ("-m", "provisioner")
         self.choria = f"identity = prov.example.net\nplugin.choria.middleware_hosts = {broker}\n"
         self.processes: list[subprocess.Popen[str]] = []
 
     def command(self, *arguments: str) -> list[str]:
-        (self.directory / "provisioner.yaml").write_text(json.dumps(self.settings))
+        configuration = self.directory / "provisioner.yaml"
+        configuration.touch(0o600)
+        configuration.write_text(json.dumps(self.settings))
         (self.directory / "choria.cfg").write_text(self.choria)
         return [
-            *(sys.executable, "-m", "provisioner", *arguments),
+            *(sys.executable, *self.program, *arguments),
             *("--config", str(self.directory / "provisioner.yaml")),
             *("--choria-config", str(self.directory / "choria.cfg")),
             *("--pid", str(self.pid_file)),
@@ -83,6 +90,12 @@ class Installation:
         finally:
             connection.close()
 
+    def metric(self, name: str) -> float:
+        page = self.get("/metrics")[1].splitlines()
+        return next(
+            float(line.split()[1]) for line in page if line.startswith(f'choria_provisioner_{name}{{site="lab"}}')
+        )
+
     def ready(self) -> bool:
         try:
             return self.get("/readyz")[0] == 200
@@ -102,22 +115,7 @@ def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
         process.communicate()
 
 
-@pytest.fixture
-def start_fleet(broker: NatsServer) -> Iterator[Callable[..., Fleet]]:
-    fleets: list[Fleet] = []
-
-    def start(*servers: Server, **options: Any) -> Fleet:
-        fleet = Fleet(broker.url, servers, **options)
-        fleets.append(fleet)
-        fleet.start()
-        return fleet
-
-    yield start
-    for fleet in fleets:
-        fleet.stop()
-
-
-def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_fleet: Callable[..., Fleet]) -> None:
+def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_fleet: StartFleet) -> None:
     fleet = start_fleet(*(Server(identity=f"n{number}.example.net", site=SITE) for number in range(10)))
     process = installation.start("run")
     assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
@@ -171,7 +169,7 @@ def test_health_is_served_while_the_broker_is_away(
 
 
 def test_a_host_in_work_is_finished_and_a_second_signal_leaves_at_once(
-    installation: Installation, start_fleet: Callable[..., Fleet]
+    installation: Installation, start_fleet: StartFleet
 ) -> None:
     silent = Server(identity="silent.example.net", site=SITE, misbehaviour=Misbehaviour.SILENT)
     fleet = start_fleet(silent)
@@ -186,7 +184,7 @@ def test_a_host_in_work_is_finished_and_a_second_signal_leaves_at_once(
 
 
 def test_a_helper_that_hangs_is_killed_at_the_end_of_the_grace_time(
-    installation: Installation, start_fleet: Callable[..., Fleet], eventually: Eventually
+    installation: Installation, start_fleet: StartFleet, eventually: Eventually
 ) -> None:
     sleeper = installation.directory / "sleeper"
     (installation.directory / "helper").write_text(f"#!/bin/sh\necho $$ > {sleeper}\nexec sleep 3600\n")
@@ -202,7 +200,7 @@ def test_a_helper_that_hangs_is_killed_at_the_end_of_the_grace_time(
 
 
 def test_logs_go_to_standard_output_and_a_closed_one_does_no_harm(
-    installation: Installation, start_fleet: Callable[..., Fleet]
+    installation: Installation, start_fleet: StartFleet
 ) -> None:
     del installation.settings["logfile"]
     process = installation.start("run", "--debug")
@@ -232,6 +230,120 @@ def test_systemd_is_told_that_it_is_ready_even_when_the_broker_is_away(
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
+class TestPassword:
+    """broker_provisioning_password, on a broker that insists on it."""
+
+    PASSWORD = "p@ss:w/o%20 #1"
+
+    @pytest.fixture
+    def broker(self, start_broker: StartBroker) -> NatsServer:
+        return start_broker(
+            f"authorization {{ users = [{{user: provisioner, password: {json.dumps(self.PASSWORD)}}},"
+            " {user: fleet, password: fleet}] }"
+        )
+
+    def test_it_reaches_the_broker_as_it_is(self, installation: Installation, start_fleet: StartFleet) -> None:
+        installation.settings["broker_provisioning_password"] = self.PASSWORD
+        fleet = start_fleet(Server(identity="n1.example.net", site=SITE), login={"user": "fleet", "pass": "fleet"})
+        installation.start()
+
+        assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
+        assert self.PASSWORD not in installation.log_file.read_text()
+
+    def test_with_another_one_the_broker_is_not_there(self, installation: Installation, eventually: Eventually) -> None:
+        installation.settings["broker_provisioning_password"] = "another"
+        installation.start()
+        eventually(lambda: installation.log_file.exists() and "cannot connect" in installation.log_file.read_text())
+
+        assert not installation.ready()
+
+
+def test_ttl_and_discovery_timeout_of_the_choria_configuration_reach_the_requests(
+    installation: Installation, start_fleet: StartFleet, connector: Connector, eventually: Eventually
+) -> None:
+    seen: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    connector.subscribe("provisioning.>", callback=seen.put)
+    connector.flush()
+    start_fleet(Server(identity="silent.example.net", site=SITE, misbehaviour=Misbehaviour.SILENT))
+    installation.choria += "ttl = 47\ndiscovery_timeout = 1\n"
+    installation.start("run", "--debug")
+
+    def request(subject: str) -> Request:
+        while (message := seen.get(timeout=PATIENCE_SECONDS)).subject != subject:
+            pass
+        return EnvelopesV1().open(message.payload)
+
+    assert request("provisioning.broadcast.agent.discovery").ttl == 47
+    assert request("provisioning.node.silent.example.net").ttl == 47
+    eventually(lambda: "rpcutil#inventory, try 1: no reply within 3 s" in installation.log_file.read_text())
+
+
+def test_a_broker_that_comes_back_is_asked_for_servers_at_once(
+    installation: Installation, broker: NatsServer, eventually: Eventually
+) -> None:
+    installation.start()
+    eventually(installation.ready)
+    eventually(lambda: installation.metric("discover_cycles") == 1)
+    broker.restart()
+
+    eventually(lambda: installation.metric("discover_cycles") == 2)
+    messages = [line["msg"] for line in installation.log()]
+    assert "discovering out of turn: the connection to the broker is back" in messages
+
+
+#: Runs the program after some lines that change it.
+CHANGED = """
+import sys
+from provisioner import config
+from provisioner.cli import main
+from provisioner.hosts import finisher
+{}
+sys.exit(main(prog_name="choria-provisioner"))
+"""
+
+
+def test_the_gauge_paused_follows_the_flag(installation: Installation, eventually: Eventually) -> None:
+    flipping = """
+import signal
+load = config.load
+def load_and_flip_on_request(path):
+    loaded = load(path)
+    signal.signal(signal.SIGUSR2, lambda *_: loaded.flip())
+    return loaded
+config.load = load_and_flip_on_request
+"""
+    installation.program = ("-c", CHANGED.format(flipping))
+    process = installation.start()
+    eventually(installation.ready)
+    assert installation.metric("paused") == 0
+    process.send_signal(signal.SIGUSR2)
+    eventually(lambda: installation.metric("paused") == 1)
+    process.send_signal(signal.SIGUSR2)
+    eventually(lambda: installation.metric("paused") == 0)
+
+
+def test_a_thread_that_dies_ends_it_with_exit_code_1(installation: Installation) -> None:
+    installation.program = ("-c", CHANGED.format("finisher.Finisher.run = lambda _: None"))
+    process = installation.start()
+
+    assert process.wait(PATIENCE_SECONDS) == 1
+    assert not installation.pid_file.exists()
+    messages = [line["msg"] for line in installation.log()]
+    assert "thread finisher died: leaving" in messages
+    assert messages[-1] == "choria-provisioner ended"
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "run"), ("--debug",), ("run", "--debug")])
+def test_debug_is_understood_before_and_after_the_command(
+    installation: Installation, eventually: Eventually, arguments: tuple[str, ...]
+) -> None:
+    installation.settings["loglevel"] = "error"
+    installation.start(*arguments)
+    eventually(installation.ready)
+
+    eventually(lambda: "debug" in {line["level"] for line in installation.log()})
+
+
 class TestThatItDoesNotStart:
     """One clear line for each problem, exit code 1, never a traceback."""
 
@@ -253,22 +365,11 @@ class TestThatItDoesNotStart:
         for key in ("interval", "workers", "identity", "plugin.choria.middleware_hosts"):
             assert sum(f": {key}: " in line for line in lines) == 1
 
-    @pytest.mark.parametrize(
-        ("setting", "named"),
-        [
-            ({"leader_election": True}, "leader_election"),
-            ({"features": {"pki": True}}, "features.pki"),
-            ({"features": {"upgrades": True}, "upgrades_optional": True}, "features.upgrades"),
-        ],
-    )
-    def test_what_is_not_there_yet_is_refused_by_name(
-        self, installation: Installation, setting: dict[str, Any], named: str
-    ) -> None:
-        installation.settings |= setting
+    def test_what_is_not_there_yet_is_refused_by_name(self, installation: Installation) -> None:
+        installation.settings["leader_election"] = True
 
         (line,) = self.lines(installation)
-        assert named in line
-        assert "not available yet" in line
+        assert "leader_election is not available yet" in line
 
     def test_a_monitor_port_that_is_taken(self, installation: Installation) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from provisioner import config
-from provisioner.choria import lifecycle
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria import discovery, lifecycle, nats
+from provisioner.choria.connector import ConnectionLostError, Connector, Message
+from provisioner.choria.discovery import Sighting
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import Client
 from provisioner.config import Config
 from provisioner.host import node
-from provisioner.host.provision import Provisioner
-from provisioner.hosts import scheduler
+from provisioner.host.host import Host
+from provisioner.host.provision import Outcome, Provisioner
+from provisioner.hosts import listener, scheduler
+from provisioner.hosts.loop import TURN_LIMIT_SECONDS
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS
 from provisioner.hosts.scheduler import Scheduler, Ticker
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
 from provisioner.simulate.broker import NatsServer
-from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server, Site
-from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
+from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartFleet
 from tests.test_registry import value
 
 CALLER = "choria=prov.example.net"
@@ -39,9 +44,14 @@ EVENTS = "choria.lifecycle.event.startup.provision_mode_server"
 
 
 class Daemon:
-    """A scheduler that runs in a thread of the test, with everything it needs."""
+    """A scheduler that runs in a thread of the test, with everything it needs.
 
-    def __init__(self, directory: Path, connector: Connector) -> None:
+    :param settings: of :class:`Config`, also those that no file may hold
+    """
+
+    def __init__(
+        self, directory: Path, connector: Connector, *, discovery_timeout: float = 2.0, **settings: Any
+    ) -> None:
         helper = directory / "helper"
         helper.write_text(
             '#!/bin/sh\ncat >/dev/null\necho \'{"configuration":{"plugin.choria.server.provision":"0"}}\'\n'
@@ -49,7 +59,7 @@ class Daemon:
         helper.chmod(0o755)
         file = directory / "provisioner.yaml"
         file.write_text(json.dumps({"helper": str(helper), "token": "s3cret", "choria_insecure": True, "workers": 4}))
-        self.config: Config = config.load(file)
+        self.config: Config = attrs.evolve(config.load(file), **settings)
         self.metrics = Metrics("lab")
         self.shutdown = Shutdown(grace=PATIENCE_SECONDS)
         self.connector = connector
@@ -59,7 +69,7 @@ class Daemon:
             metrics=self.metrics,
             shutdown=self.shutdown,
             verifier=None,
-            discovery_timeout=2.0,
+            discovery_timeout=discovery_timeout,
         )
         self.scheduler = Scheduler(provisioner)
         self.healthy: bool | None = None
@@ -82,30 +92,79 @@ class Daemon:
         self.healthy = self.scheduler.run()
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, broker: NatsServer, make_connector: MakeConnector) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path, make_connector(broker, reply_prefix=reply_prefix(CALLER)))
-    yield daemon
-    daemon.shutdown.request()
-    daemon.stop()  # the second request: what is in work is of no interest any more
-
-
-StartFleet = Callable[..., Fleet]
+MakeDaemon = Callable[..., Daemon]
 
 
 @pytest.fixture
-def start_fleet(broker: NatsServer) -> Iterator[StartFleet]:
-    fleets: list[Fleet] = []
+def make_daemon(tmp_path: Path, broker: NatsServer, make_connector: MakeConnector) -> Iterator[MakeDaemon]:
+    """Makes daemons, not started yet, with the options of :class:`Daemon`."""
+    daemons: list[Daemon] = []
 
-    def start(*servers: Server, **options: Any) -> Fleet:
-        fleet = Fleet(broker.url, servers, **options)
-        fleets.append(fleet)
-        fleet.start()
-        return fleet
+    def make(**options: Any) -> Daemon:
+        daemon = Daemon(tmp_path, make_connector(broker, reply_prefix=reply_prefix(CALLER)), **options)
+        daemons.append(daemon)
+        return daemon
 
-    yield start
-    for fleet in fleets:
-        fleet.stop()
+    yield make
+    for daemon in daemons:
+        daemon.shutdown.request()
+        daemon.stop()  # the second request: what is in work is of no interest any more
+
+
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon) -> Daemon:
+    return make_daemon()
+
+
+@pytest.fixture
+def connected(daemon: Daemon) -> Daemon:
+    """A daemon none of whose threads run, so that the test can take their turns."""
+    assert daemon.connector.connect(PATIENCE_SECONDS)
+    daemon.connector.flush()
+    return daemon
+
+
+@attrs.define
+class Clock:
+    """Stands still at a time that the test says."""
+
+    now: float
+    sleep = staticmethod(time.sleep)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Held:
+    """Provisions nothing, but keeps hosts in the workers' hands until they are released."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hosts: list[Host] = []
+        self._taken: queue.SimpleQueue[Host] = queue.SimpleQueue()
+        self._gates: collections.defaultdict[Host, threading.Event] = collections.defaultdict(threading.Event)
+        monkeypatch.setattr(Provisioner, "provision", lambda _provisioner, host: self._hold(host))
+
+    def next(self) -> Host:
+        """The next host that a worker takes."""
+        return self._taken.get(timeout=PATIENCE_SECONDS)
+
+    def release(self, *hosts: Host) -> None:
+        for host in hosts:
+            self._gates[host].set()
+
+    def _hold(self, host: Host) -> Outcome:
+        self.hosts.append(host)
+        self._taken.put(host)
+        assert self._gates[host].wait(PATIENCE_SECONDS)
+        return Outcome.UPGRADING
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """To be asked for before a daemon is made."""
+    held = Held(monkeypatch)
+    yield held
+    held.release(*held.hosts)
 
 
 def servers(count: int, **options: Any) -> list[Server]:
@@ -162,6 +221,7 @@ def test_a_paused_instance_sends_no_broadcast_and_drops_events(
     daemon.config.pause()
     daemon.start()
     eventually(lambda: daemon.connector.connected)
+    daemon.connector.flush()  # the broker knows of the subscription now
     connector.publish(EVENTS, payload=startup("n0.example.net"))
 
     eventually(lambda: "dropped a lifecycle event: paused" in caplog.text)
@@ -299,6 +359,27 @@ def test_an_event_is_taken_whatever_component_its_body_names(
     eventually(lambda: daemon["event_discovered"] == 1)
 
 
+@pytest.mark.parametrize(("ahead", "warned"), [(0, False), (20, False), (120, True), (-120, True)])
+def test_a_server_whose_clock_is_off_is_admitted_and_told_of(
+    daemon: Daemon,
+    connector: Connector,
+    ahead: int,
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
+) -> None:
+    daemon.start()
+    eventually(lambda: daemon["discover_cycles"] == 1 and daemon.connector.connected)
+    daemon.connector.flush()
+    event = json.loads(startup("n1.example.net"))
+    connector.publish(EVENTS, payload=json.dumps({**event, "timestamp": event["timestamp"] + ahead}).encode())
+
+    eventually(lambda: daemon["event_discovered"] == 1)
+    told = [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
+    assert bool(told) == warned
+    assert not warned or "than ttl in the Choria configuration" in told[0]
+
+
 def test_a_burst_of_events_is_queued_while_requests_go_on(
     daemon: Daemon, start_fleet: StartFleet, connector: Connector, eventually: Eventually
 ) -> None:
@@ -392,6 +473,285 @@ def test_a_thread_that_died_ends_the_daemon_with_a_failure(
 
     eventually(lambda: daemon.healthy is False)
     assert "thread finisher died" in caplog.text
+
+
+def test_a_host_counts_as_discovered_from_the_time_at_which_its_reply_arrived(
+    connected: Daemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_fleet(*servers(1))
+    arrival = time.monotonic() - 50
+    monkeypatch.setattr(nats, "time", Clock(arrival))
+    connected.scheduler.discover()
+
+    host = connected.scheduler._registry.take(0)
+    assert host is not None
+    assert (host.identity, host.discovered) == ("n0.example.net", arrival)
+
+
+def test_a_host_counts_as_discovered_from_the_time_at_which_its_event_arrived(
+    connected: Daemon, connector: Connector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrival = time.monotonic() - 50
+    monkeypatch.setattr(nats, "time", Clock(arrival))
+    connector.publish(EVENTS, payload=startup("n0.example.net"))
+    connector.flush()
+    connected.connector.flush()
+    connected.scheduler._listener.turn()
+
+    host = connected.scheduler._registry.take(0)
+    assert host is not None
+    assert (host.identity, host.discovered) == ("n0.example.net", arrival)
+
+
+def test_every_instance_gets_every_event(make_daemon: MakeDaemon, connector: Connector) -> None:
+    daemons = [make_daemon() for _ in range(3)]
+    for daemon in daemons:
+        assert daemon.connector.connect(PATIENCE_SECONDS)
+        daemon.connector.flush()
+    connector.publish(EVENTS, payload=startup("n0.example.net"))
+    connector.flush()
+
+    for daemon in daemons:
+        daemon.connector.flush()
+        daemon.scheduler._listener.turn()
+        assert daemon["event_discovered"] == daemon["waiting_nodes"] == 1
+
+
+def test_a_burst_of_more_events_than_fit_is_counted_and_warned_of_once(
+    make_daemon: MakeDaemon,
+    connector: Connector,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(listener, "WORK_QUEUE_HOSTS", 2)
+    daemon = make_daemon()
+    assert daemon.connector.connect(PATIENCE_SECONDS)
+    daemon.connector.flush()
+    for number in range(5):
+        connector.publish(EVENTS, payload=startup(f"n{number}.example.net"))
+    connector.flush()
+    daemon.connector.flush()
+
+    assert daemon["events_dropped"] == 3
+    for _ in range(2):
+        daemon.scheduler._listener.turn()
+    assert daemon["event_discovered"] == 2
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["dropped 3 lifecycle events: too many at once"]
+
+
+def test_a_discovery_is_made_in_every_interval(make_daemon: MakeDaemon, eventually: Eventually) -> None:
+    daemon = make_daemon(interval=0.2, discovery_timeout=0.05)
+    daemon.start()
+
+    eventually(lambda: daemon["discover_cycles"] >= 4)
+    assert daemon["discovery_errors"] == 0
+
+
+def test_no_discovery_is_made_before_the_interval_is_over(
+    make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    clock, turns = Clock(time.monotonic()), list[float]()
+    daemon = make_daemon(interval=60.0, discovery_timeout=0.0)
+    monkeypatch.setattr(scheduler, "time", clock)
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: turns.append(clock.now))
+
+    def after_some_turns(now: float) -> float:
+        clock.now = now
+        seen = len(turns)
+        eventually(lambda: len(turns) >= seen + 3)
+        return daemon["discover_cycles"]
+
+    start = clock.now
+    daemon.start()
+    eventually(lambda: daemon["discover_cycles"] == 1)
+    assert after_some_turns(start + 59) == 1
+    assert after_some_turns(start + 61) == 2
+    assert after_some_turns(start + 119) == 2
+    assert after_some_turns(start + 121) == 3
+
+
+def test_threads_start_in_order_once_the_start_is_announced(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    order: list[str] = []
+    start, publish = threading.Thread.start, daemon.connector.publish
+
+    def noting_start(self: threading.Thread) -> None:
+        order.append(self.name)
+        start(self)
+
+    def noting_publish(subject: str, **options: Any) -> None:
+        order.append(subject)
+        publish(subject, **options)
+
+    monkeypatch.setattr(threading.Thread, "start", noting_start)
+    monkeypatch.setattr(daemon.connector, "publish", noting_publish)
+    daemon.start()
+    eventually(lambda: daemon["discover_cycles"] == 1 and len(order) >= 10)
+
+    assert order[:10] == [
+        "main-of-the-test",
+        "connector-reader",
+        "choria.lifecycle.event.startup.provisioner",
+        *("listener", "finisher", "worker-1", "worker-2", "worker-3", "worker-4"),
+        "provisioning.broadcast.agent.discovery",
+    ]
+
+
+def test_a_start_that_cannot_be_announced_is_none_that_fails(
+    daemon: Daemon,
+    start_fleet: StartFleet,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publish = daemon.connector.publish
+
+    def refusing(subject: str, **options: Any) -> None:
+        if subject.startswith("choria.lifecycle."):
+            raise ConnectionLostError("the connection was lost")
+        publish(subject, **options)
+
+    monkeypatch.setattr(daemon.connector, "publish", refusing)
+    fleet = start_fleet(*servers(2))
+    daemon.start()
+
+    assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
+    assert "could not announce the start of this instance: the connection was lost" in caplog.text
+
+
+def test_leaving_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(
+    daemon: Daemon, start_fleet: StartFleet
+) -> None:
+    fleet = start_fleet(*servers(5), latency=1.0)
+    daemon.start()
+    assert fleet.wait(lambda counts: counts.discoveries == 1, PATIENCE_SECONDS)
+    daemon.stop()
+
+    assert daemon.healthy
+    assert daemon["discovered"] == daemon["waiting_nodes"] == 0
+
+
+@pytest.mark.parametrize("how", ["pause", "leave"])
+def test_what_was_found_is_not_admitted_when_the_daemon_is_paused_or_leaves_meanwhile(
+    connected: Daemon, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def discover(*_arguments: Any, **_options: Any) -> list[Sighting]:
+        (connected.config.pause if how == "pause" else connected.shutdown.request)()
+        return [Sighting("n0.example.net", time.monotonic())]
+
+    monkeypatch.setattr(discovery, "discover", discover)
+    connected.scheduler.discover()
+
+    assert connected["discover_cycles"] == 1
+    assert connected["discovered"] == connected["waiting_nodes"] == 0
+
+
+def test_a_bug_in_a_discovery_costs_that_discovery_only(
+    daemon: Daemon,
+    start_fleet: StartFleet,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
+) -> None:
+    really, calls = discovery.discover, list[int]()
+
+    def stumbling(*arguments: Any, **options: Any) -> list[Sighting]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyError("a bug")
+        return really(*arguments, **options)
+
+    monkeypatch.setattr(discovery, "discover", stumbling)
+    fleet = start_fleet(*servers(2))
+    daemon.start()
+    eventually(lambda: "bug in a discovery" in caplog.text)
+    daemon.scheduler.trigger("again")
+
+    assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
+    daemon.stop()
+    assert daemon.healthy
+    assert (daemon["discover_cycles"], daemon["discovery_errors"]) == (2, 1)
+
+
+def test_a_lost_election_while_a_host_is_in_work_does_no_harm_to_its_next_sighting(
+    held: Held, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    daemon = make_daemon()
+    registry, removed = daemon.scheduler._registry, list[Host]()
+    remove = registry.remove
+
+    def noting(host: Host) -> None:
+        remove(host)
+        removed.append(host)
+
+    monkeypatch.setattr(registry, "remove", noting)
+    daemon.start()
+    first, second = Host("n0.example.net"), Host("n0.example.net")
+    assert registry.add(first)
+    assert held.next() is first
+    registry.remove_all()
+    assert registry.add(second)
+    assert held.next() is second
+    held.release(first)
+
+    eventually(lambda: removed == [first])
+    assert registry.is_current(second)
+    held.release(second)
+    eventually(lambda: removed == [first, second])
+    assert daemon["waiting_nodes"] == 0
+
+
+def test_a_host_that_is_taken_after_the_request_to_leave_is_not_provisioned(
+    held: Held, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon()
+    registry = daemon.scheduler._registry
+    take = registry.take
+
+    def leaving(timeout: float) -> Host | None:
+        daemon.shutdown.request()
+        return take(timeout)
+
+    monkeypatch.setattr(registry, "take", leaving)
+    host = Host("n0.example.net")
+    held.release(host)
+    assert registry.add(host)
+    daemon.scheduler._workers[0].turn()
+
+    assert registry.take(0) is None, "it was taken"
+    assert held.hosts == []
+
+
+def test_liveness_stays_fine_during_a_grace_time_that_is_long(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(shutdown_grace=3600.0)
+    daemon.scheduler._turned = time.monotonic() - TURN_LIMIT_SECONDS - 1
+    main = daemon.scheduler.liveness()["main"]
+    assert main() == "the turn has lasted 31 s"
+    daemon.shutdown.request()
+
+    assert main() is None
+    daemon.scheduler._turned -= 3600
+    assert main() == "the turn has lasted 3631 s"
+
+
+def test_a_thread_that_does_not_end_is_left_behind_and_the_daemon_has_failed(
+    held: Held,
+    make_daemon: MakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(scheduler, "LEAVE_SECONDS", 1.0)
+    daemon = make_daemon()
+    daemon.start()
+    assert daemon.scheduler._registry.add(Host("n0.example.net"))
+    held.next()
+    daemon.shutdown.request()
+    daemon.stop()
+
+    assert daemon.healthy is False
+    assert re.search(r"worker-\d does not end: leaving it behind", caplog.text)
 
 
 def test_every_thread_has_a_name_and_ends(daemon: Daemon, eventually: Eventually) -> None:

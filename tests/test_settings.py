@@ -407,7 +407,8 @@ class TestCaller:
         self, site: Site, provider: str, environ: dict[str, str], uid: int, caller: str
     ) -> None:
         site.environ |= environ
-        assert site.load(f"plugin.security.provider = {provider}\n", uid=uid).caller == caller
+        loaded = site.load(f"plugin.security.provider = {provider}\nplugin.choria.ssldir = /ssl\n", uid=uid)
+        assert loaded.caller == caller
 
     def test_provider_puppet_without_a_user_is_refused_naming_the_key(self, site: Site) -> None:
         site.write("etc/choria.cfg", "identity = prov.example.net\n")

@@ -28,8 +28,11 @@ from provisioner.choria.brokers import Broker
 from provisioner.choria.link import Link, Pong, Server, Terms
 from provisioner.choria.nats import (
     CRLF,
+    AccountError,
+    AlertError,
     AuthorizationError,
     BrokerError,
+    CertificateError,
     ConnectionClosedError,
     ConnectionLostError,
     ConnectorError,
@@ -39,6 +42,7 @@ from provisioner.choria.nats import (
     NATSSubscription,
     NoRespondersError,
     NotConnectedError,
+    NoTLSError,
     PayloadTooLargeError,
     RequestTimeoutError,
     SubjectError,
@@ -55,8 +59,11 @@ from provisioner.errors import ProvisionerError
 from provisioner.monitor.metrics import ConnectorMetrics
 
 __all__ = (
+    "AccountError",
+    "AlertError",
     "AuthorizationError",
     "BrokerError",
+    "CertificateError",
     "ConnectFailedError",
     "ConnectionClosedError",
     "ConnectionLostError",
@@ -65,9 +72,9 @@ __all__ = (
     "Expectation",
     "HeaderError",
     "Message",
-    "MessageQueue",
     "NATSSubscription",
     "NoRespondersError",
+    "NoTLSError",
     "NotConnectedError",
     "PayloadTooLargeError",
     "RequestTimeoutError",
@@ -111,6 +118,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     :param authenticate: given the INFO of a broker, returns the members of CONNECT that prove who we are
     :param tls_context: makes the context of a connection that is to be encrypted
     :param tls_always: insist on TLS; otherwise it is used where the broker requires it
+    :param account: drop a connection that the broker says is in another account; empty: any will do
+    :param advise: says which setting may be the cause of a failure, to be added to its text
     :param connect_timeout: seconds for one broker, all its addresses, TLS and login included
     :param ping_interval: seconds between pings; a broker that answers none is given up after twice that time
     :param on_reconnect: called in the reader thread when a lost connection and its subscriptions are back
@@ -128,6 +137,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         authenticate: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         tls_context: Callable[[], ssl.SSLContext],
         tls_always: bool = False,
+        account: str = "",
+        advise: Callable[[ConnectorError], str] = lambda _: "",
         connect_timeout: float = 2.0,
         ping_interval: float = 30.0,
         metrics: ConnectorMetrics,
@@ -136,12 +147,14 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     ) -> None:
         super().__init__(name=name)
         self._brokers = brokers
+        self._advise = advise
         self._metrics = metrics
         self._terms = Terms(
             options=self._connect_options(),
             authenticate=authenticate,
             tls_context=tls_context,
             tls_always=tls_always,
+            account=account,
             connect_timeout=connect_timeout,
             ping_interval=ping_interval,
             metrics=metrics,
@@ -401,6 +414,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             while link is not None:
                 link = self._deliver(link)
         except ConnectorError as error:
+            error.advice = self._advise(error)
             self._lose(error)
 
     def _establish(self) -> Link | None:
@@ -450,6 +464,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             except ProvisionerError as error:
                 if self._closing.is_set():
                     break
+                if isinstance(error, ConnectorError):
+                    error.advice = self._advise(error)
                 self._metrics.errors.inc()
                 causes[str(server.broker)] = error
             else:
@@ -617,30 +633,3 @@ class Expectation:
                 continue
             except ConnectorError:
                 return messages
-
-
-class MessageQueue:
-    """Puts messages aside for a slower thread; when it is full, further ones are dropped.
-
-    :ivar dropped: how many were dropped
-    """
-
-    def __init__(self, maxsize: int) -> None:
-        self.dropped = 0
-        self._maxsize = maxsize
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-
-    def put(self, message: Message) -> None:
-        """Take a message, or drop it; made to be the callback of a subscription, and for one thread alone."""
-        if self._messages.qsize() < self._maxsize:
-            self._messages.put(message)
-        else:
-            self.dropped += 1
-
-    def get(self, timeout: float) -> Message:
-        """The oldest message.
-
-        :param timeout: seconds
-        :raises queue.Empty: when none comes in time
-        """
-        return self._messages.get(timeout=timeout)

@@ -12,7 +12,7 @@ import attrs
 from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
 from provisioner.choria.identity import reason_insane
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError
-from provisioner.choria.rpc import printable
+from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
@@ -79,10 +79,13 @@ def discover(
                 continue
             except NoRespondersError:
                 # the broker says this to requests with a reply subject only: it is somebody's forgery
+                if remaining <= 0:
+                    return _sightings(messages, protocol, request_id)
                 continue
-            if message.received <= end:
-                messages.append(message)
-                end = min(limit, message.received + SLIDE_SECONDS)
+            if message.received > end:  # a flood must not keep us here for ever
+                return _sightings(messages, protocol, request_id)
+            messages.append(message)
+            end = min(limit, message.received + SLIDE_SECONDS)
     return []
 
 

@@ -24,11 +24,6 @@ FACTER_DIRECTORY = "/opt/puppetlabs/bin"
 _BLANK_OR_CONTROL = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
-def is_sane(identity: str) -> bool:
-    """Whether an identity may become a part of a subject, see :func:`reason_insane`."""
-    return reason_insane(identity) is None
-
-
 def reason_insane(identity: str) -> str | None:
     """Say why an identity may not be used, as a clause fit for "identity ... <clause>"; None when it is sane.
 

@@ -39,10 +39,12 @@ class Event:
 
     :ivar type: one of the known event types, such as ``startup``
     :ivar identity: of the sender, as it claims; empty when the event names none. Nothing proves it.
+    :ivar timestamp: by the clock of the sender, in seconds since the epoch; None when the event has none
     """
 
     type: str
     identity: str
+    timestamp: int | None = None
 
 
 def parse(payload: bytes) -> Event:
@@ -101,7 +103,7 @@ def _bare(fields: dict[str, Any], protocol: str) -> Event:
     for key in ("identity", "component", "id", "version"):
         if not isinstance(fields.get(key), str | None):
             raise EventError(f"the {key} is not a string")
-    return Event(type=event_type, identity=fields.get("identity") or "")
+    return Event(type=event_type, identity=fields.get("identity") or "", timestamp=timestamp)
 
 
 def _wrapped(fields: dict[str, Any]) -> object:

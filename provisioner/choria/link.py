@@ -19,19 +19,21 @@ from provisioner.choria.brokers import AddressError, Broker, parse
 from provisioner.choria.nats import (
     PING,
     PONG,
+    AccountError,
     Command,
     ConnectionLostError,
     ConnectorError,
     FrameReader,
     Message,
+    NoTLSError,
     TLSError,
     UnreachableError,
     WireError,
     broker_error,
-    printable,
 )
 from provisioner.choria.stream import Stream
 from provisioner.monitor.metrics import ConnectorMetrics
+from provisioner.text import printable
 
 #: How many pings may go unanswered before the connection counts as lost.
 MAX_UNANSWERED_PINGS = 2
@@ -39,6 +41,8 @@ MAX_UNANSWERED_PINGS = 2
 TICK_SECONDS = 1.0
 #: What brokers accept unless they say otherwise.
 DEFAULT_MAX_PAYLOAD_BYTES = 1024 * 1024
+#: What a NATS server without accounts says that our account is.
+GLOBAL_ACCOUNT = "$G"
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Terms:
     :ivar authenticate: given the INFO of a broker, returns the members of CONNECT that prove who we are
     :ivar tls_context: makes the context of a connection that is to be encrypted
     :ivar tls_always: insist on TLS; otherwise it is used where the broker requires it
+    :ivar account: where the login has to lead; empty: anywhere
     :ivar connect_timeout: seconds for everything up to the answer to the login
     :ivar ping_interval: seconds between pings; a broker that answers none is given up after twice that time
     """
@@ -75,6 +80,7 @@ class Terms:
     authenticate: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     tls_context: Callable[[], ssl.SSLContext]
     tls_always: bool
+    account: str
     connect_timeout: float
     ping_interval: float
     metrics: ConnectorMetrics
@@ -136,10 +142,13 @@ class Link:
 
     def _start_tls(self, deadline: float) -> None:
         if not (self.info.get("tls_required") or self.info.get("tls_available")):
-            raise TLSError("the broker offers no TLS")
+            raise NoTLSError("the broker offers no TLS")
         if self._frames.pending:
             raise TLSError("something was sent in clear after INFO, by somebody in between perhaps")
         self._stream.start_tls(self._terms.tls_context(), self.server.tls_name, deadline=deadline)
+        # Named in clear, by anybody perhaps: any holder of a certificate could have put himself there. The broker names
+        # them again after the login.
+        self.advertised = ()
 
     def _log_in(self, tls: bool) -> None:
         options = {**self._terms.options, "tls_required": tls, **self._terms.authenticate(self.info)}
@@ -256,11 +265,17 @@ class Link:
         if not isinstance(info, dict):
             raise WireError("the broker sent an INFO that is not an object")
         self.info = {**self.info, **info}  # a later one does not repeat everything
+        self._check_account(info.get("remote_account"))
         self.lame = bool(info.get("ldm"))
         limit = self.info.get("max_payload")
         self.max_payload = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_PAYLOAD_BYTES
         if isinstance(info.get("connect_urls"), list):
             self.advertised = tuple(self._advertised(info["connect_urls"]))
+
+    def _check_account(self, account: object) -> None:
+        if self._terms.account and account and account not in (self._terms.account, GLOBAL_ACCOUNT):
+            name = printable(str(account))
+            raise AccountError(f"the broker has put us into account {name!r}, wanted {self._terms.account!r}")
 
     def _advertised(self, urls: list[object]) -> Iterator[Server]:
         for url in urls:

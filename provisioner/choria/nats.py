@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import attrs
 
 from provisioner.errors import ProvisionerError
+from provisioner.text import SHOWN_CHARACTERS, printable
 
 with warnings.catch_warnings():
     # pynats2 imports pkg_resources, which warns that its days are counted
@@ -34,8 +35,6 @@ MAX_LINE_BYTES = 65536
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 #: Longest subject sent to a broker. A line of 4096 bytes, subject and reply subject in it, ends the connection.
 MAX_SUBJECT_BYTES = 1024
-#: Longest text of a broker's own that goes into an error.
-_PRINTABLE_CHARACTERS = 200
 
 _TOKEN = r"[^\s\x00-\x20\x7f-\x9f\ud800-\udfff.*>]+"
 _SUBJECT = re.compile(rf"{_TOKEN}(\.{_TOKEN})*")
@@ -49,7 +48,16 @@ _COMMANDS = frozenset((b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"))
 
 
 class ConnectorError(NATSError, ProvisionerError):  # type: ignore[misc]  # pynats2 has no types
-    """Anything that goes wrong between us and the broker."""
+    """Anything that goes wrong between us and the broker.
+
+    :ivar advice: which setting to look at, where one may be the cause
+    """
+
+    advice = ""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}; {self.advice}" if self.advice else text
 
 
 class NotConnectedError(ConnectorError):
@@ -72,8 +80,31 @@ class TLSError(ConnectorError):
     """TLS could not be agreed on, or one side does not accept the other's certificate."""
 
 
+class NoTLSError(TLSError):
+    """The broker speaks in clear only."""
+
+
+class CertificateError(TLSError):
+    """The broker's certificate is not to be trusted.
+
+    :ivar code: OpenSSL's number for what is wrong with it
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        self.code = code
+        super().__init__(text)
+
+
+class AlertError(TLSError):
+    """The broker has ended TLS with an alert: it does not accept our certificate, or our terms."""
+
+
 class AuthorizationError(ConnectorError):
     """The broker refuses our credentials, or no longer accepts them."""
+
+
+class AccountError(ConnectorError):
+    """The broker has let us in, but not to where the unprovisioned servers are."""
 
 
 class BrokerError(ConnectorError):
@@ -111,12 +142,6 @@ def broker_error(text: str) -> ConnectorError:
     return BrokerError(f"the broker reports: {text}")
 
 
-def printable(text: bytes) -> str:
-    """Text from the broker in a form that is safe and short enough for one line of a log."""
-    characters = text.decode(errors="replace")[:_PRINTABLE_CHARACTERS]
-    return "".join(character if character.isprintable() else "?" for character in characters)
-
-
 # --- what goes out
 
 
@@ -126,7 +151,7 @@ def check_subject(subject: str) -> None:
     :raises SubjectError: with empty tokens, white space, control characters or wildcards, or too long
     """
     if not _SUBJECT.fullmatch(subject) or len(subject.encode()) > MAX_SUBJECT_BYTES:
-        raise SubjectError(f"not a subject to publish to: {subject[:_PRINTABLE_CHARACTERS]!r}")
+        raise SubjectError(f"not a subject to publish to: {subject[:SHOWN_CHARACTERS]!r}")
 
 
 def check_pattern(subject: str) -> None:
@@ -135,7 +160,7 @@ def check_pattern(subject: str) -> None:
     :raises SubjectError: with empty tokens, white space, control characters, wildcards out of place, or too long
     """
     if not _PATTERN.fullmatch(subject) or len(subject.encode()) > MAX_SUBJECT_BYTES:
-        raise SubjectError(f"not a subject to subscribe to: {subject[:_PRINTABLE_CHARACTERS]!r}")
+        raise SubjectError(f"not a subject to subscribe to: {subject[:SHOWN_CHARACTERS]!r}")
 
 
 def encode_publish(subject: str, reply: str, payload: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, int]:
@@ -171,7 +196,7 @@ def _encode_headers(headers: Mapping[str, str]) -> bytes:
     lines = ["NATS/1.0"]
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or "\r" in value or "\n" in value:
-            raise HeaderError(f"not a header: {name[:_PRINTABLE_CHARACTERS]!r}")
+            raise HeaderError(f"not a header: {name[:SHOWN_CHARACTERS]!r}")
         lines.append(f"{name}: {value}")
     return "\r\n".join((*lines, "", "")).encode()
 

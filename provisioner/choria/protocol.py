@@ -37,7 +37,7 @@ class Reply:
     transport_sender: str
     agent: str
     #: `pong` for a discovery, else JSON text.
-    body: str
+    body: str = attrs.field(repr=False)
 
 
 class Protocol(typing.Protocol):

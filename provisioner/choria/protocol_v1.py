@@ -7,16 +7,13 @@ and the next as a string), request or reply (who, when, to whom, and the body as
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
-import json
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 import attrs
 
+from provisioner.choria.layers import decoded, digest, document, encode, member
 from provisioner.choria.protocol import COLLECTIVE, ProtocolError, Reply
 
 TRANSPORT = "choria:transport:1"
@@ -24,9 +21,6 @@ SECURE_REQUEST = "choria:secure:request:1"
 SECURE_REPLY = "choria:secure:reply:1"
 REQUEST = "choria:request:1"
 REPLY = "choria:reply:1"
-
-_T = TypeVar("_T")
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 #: Signs the bytes of a request, gives the texts of the members `signature` and `pubcert`.
 Signer = Callable[[bytes], tuple[str, str]]
@@ -67,58 +61,28 @@ class ProtocolV1:
             "filter": filters,
         }
         # what is signed is the very text that is sent: it is serialised once
-        message = _encode({"protocol": REQUEST, "message": body, "envelope": envelope})
+        message = encode({"protocol": REQUEST, "message": body, "envelope": envelope})
         signature, certificate = self.sign(message.encode())
         secure = {"protocol": SECURE_REQUEST, "message": message, "signature": signature, "pubcert": certificate}
         hop = [connected_url, self.identity, connected_url]
         headers = {"reply-to": reply_to, "mc_sender": self.identity, "seen-by": [hop]}
-        data = base64.b64encode(_encode(secure).encode()).decode()
-        return _encode({"protocol": TRANSPORT, "data": data, "headers": headers}).encode()
+        data = base64.b64encode(encode(secure).encode()).decode()
+        return encode({"protocol": TRANSPORT, "data": data, "headers": headers}).encode()
 
     def reply(self, payload: bytes) -> Reply:
-        transport = _document(payload, "transport", TRANSPORT)
-        headers = _member(transport, "transport", "headers", dict)
-        secure = _document(_decoded(_member(transport, "transport", "data", str)), "secure reply", SECURE_REPLY)
-        message = _member(secure, "secure reply", "message", str)
-        reply = _document(message, "reply", REPLY)
-        if _member(secure, "secure reply", "hash", str) != _hash(message):
+        transport = document(payload, "transport", TRANSPORT)
+        headers = member(transport, "transport", "headers", dict)
+        secure = document(decoded(transport, "transport", "data"), "secure reply", SECURE_REPLY)
+        message = member(secure, "secure reply", "message", str)
+        reply = document(message, "reply", REPLY)
+        # a lone surrogate cannot be encoded, and so cannot have been hashed by anybody either
+        if member(secure, "secure reply", "hash", str) != digest(message.encode(errors="replace")):
             raise ProtocolError("the hash of the reply does not match its contents")
-        envelope = _member(reply, "reply", "envelope", dict)
+        envelope = member(reply, "reply", "envelope", dict)
         return Reply(
-            request_id=_member(envelope, "envelope", "requestid", str),
-            sender=_member(envelope, "envelope", "senderid", str),
-            transport_sender=_member(headers, "headers", "mc_sender", str),
-            agent=_member(envelope, "envelope", "agent", str),
-            body=_member(reply, "reply", "message", str),
+            request_id=member(envelope, "envelope", "requestid", str),
+            sender=member(envelope, "envelope", "senderid", str),
+            transport_sender=member(headers, "headers", "mc_sender", str),
+            agent=member(envelope, "envelope", "agent", str),
+            body=member(reply, "reply", "message", str),
         )
-
-
-def _hash(message: str) -> str:
-    # a lone surrogate cannot be encoded, and so cannot have been hashed by anybody either
-    return base64.b64encode(hashlib.sha256(message.encode(errors="replace")).digest()).decode()
-
-
-def _decoded(data: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise ProtocolError("the data of the transport is not base64") from None
-
-
-def _document(text: bytes | str, what: str, protocol: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text if isinstance(text, str) else text.decode())
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"the {what} is not JSON") from None
-    if not isinstance(document, dict):
-        raise ProtocolError(f"the {what} is not an object")
-    if document.get("protocol") != protocol:
-        raise ProtocolError(f"the {what} is not of protocol {protocol}")
-    return document
-
-
-def _member(document: dict[str, Any], what: str, key: str, kind: type[_T]) -> _T:
-    value = document.get(key)
-    if not isinstance(value, kind):
-        raise ProtocolError(f"the {what} lacks a valid {key}")
-    return value

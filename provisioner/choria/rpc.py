@@ -30,24 +30,29 @@ from provisioner.choria.connector import (
 )
 from provisioner.choria.protocol import Protocol, ProtocolError, Reply, node_subject
 from provisioner.errors import ProvisionerError
+from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
 #: How long after the first reply to a request a second, different one is still looked for.
 SECOND_REPLY_SECONDS = 60.0
-#: How many further replies to one request are opened at most: a flood of them must not occupy the reader.
+#: How many further replies to one request are opened at most: a flood of them must not occupy the reader. More are as
+#: bad a sign as a different one, which they may be meant to hide.
 SECOND_REPLIES_EXAMINED = 3
 #: How long a server may still reply after the broker said that nobody is there: any node can forge that.
 NOBODY_GRACE_SECONDS = 0.25
 #: How long the broker may take to prove, after a silence, that the connection is alive.
 CONNECTION_PROOF_SECONDS = 2.0
-#: Shortest text of a request that is looked for in a refusal, to be masked there.
-SECRET_CHARACTERS = 4
-#: Longest text of a server's own that goes into an error or a log line.
-STATUS_TEXT_CHARACTERS = 300
+#: Shortest text of a request that is masked in a refusal; ordinary words of a configuration are mostly shorter.
+SECRET_CHARACTERS = 8
+#: Longest text of a refusal that is searched for such texts; one that is longer is not shown at all.
+REFUSAL_CHARACTERS = 16384
 
 STATUS_OK = 0
 STATUS_ABORTED = 1
+
+#: Inputs of actions that everybody may know.
+_PUBLIC_INPUTS = ("cn", "ssldir", "version")
 
 _LOCKED = "Could not obtain provisioning lock"
 #: Beginnings of those refusals with status 1 that the same request will meet again, however often it is sent.
@@ -55,6 +60,8 @@ _FINAL_REFUSALS = (
     _LOCKED,
     "Incorrect provision token supplied",
     "Cannot reconfigure a server that is not in provisioning mode",
+    "Cannot update a server that is not in provisioning mode",
+    "Version updates is not enabled in the configuration",
     "Cannot restart a server that is not in provisioning mode",
     "Cannot shutdown a server that is not in provisioning mode",
     "Did not receive any configuration to write",
@@ -121,8 +128,8 @@ class RPCReply:
     :ivar data: its `data` member
     """
 
-    body: str
-    data: Mapping[str, Any]
+    body: str = attrs.field(repr=False)
+    data: Mapping[str, Any] = attrs.field(repr=False)
 
     def data_text(self) -> str:
         """The JSON text of `data` just as the server wrote it: no number loses digits on its way to the helper."""
@@ -167,10 +174,19 @@ class Client:
         request_id = message.subject.rpartition(".")[2]
         with self._lock:
             answered = self._answered.get(request_id)
-            if answered is None or answered.examined == SECOND_REPLIES_EXAMINED:
+            if answered is None or answered.examined > SECOND_REPLIES_EXAMINED:
                 return
             answered.examined += 1
         session = answered.session
+        if answered.examined > SECOND_REPLIES_EXAMINED:
+            session.conflict = True
+            LOG.warning(
+                "more than %d further replies to one %s request: somebody floods it, maybe to hide a forged one",
+                SECOND_REPLIES_EXAMINED,
+                answered.agent,
+                extra={"identity": session.identity},
+            )
+            return
         try:
             reply = session.checked(message, request_id, answered.agent)
         except ProtocolError as error:
@@ -197,14 +213,17 @@ class Session:
     _client: Client
     conflict: bool = False
 
-    def call(self, agent: str, action: str, data: Mapping[str, Any], *, timeout: float) -> RPCReply:
+    def call(
+        self, agent: str, action: str, data: Mapping[str, Any], *, timeout: float, despite_conflict: bool = False
+    ) -> RPCReply:
         """Send one request and wait for its reply.
 
         :param timeout: seconds for the whole of it
+        :param despite_conflict: also when earlier replies in this session contradict each other
         :raises RPCError: for every way in which the server does not say OK
         :raises ConnectorError: when the connection is not there, or is lost before the reply
         """
-        if self.conflict:
+        if self.conflict and not despite_conflict:
             raise ConflictError("different replies came to one request, so nothing further is sent")
         connector, protocol = self._client.connector, self._client.protocol
         deadline = time.monotonic() + timeout
@@ -245,12 +264,16 @@ class Session:
         while True:
             try:
                 message = replies.get(max(0.0, deadline - time.monotonic()))
+                if message.received > deadline:  # a flood must not keep us here for ever
+                    raise RequestTimeoutError("it came too late")
             except RequestTimeoutError:
                 if nobody:
                     raise NobodyError("no server of this identity is connected") from None
                 reasons = "".join(f"; dropped {count}, since {why}" for why, count in dropped.items())
                 raise self._silence(f"no reply within {timeout:g} s{reasons}") from None
             except NoRespondersError:
+                if nobody and time.monotonic() > deadline:
+                    raise NobodyError("no server of this identity is connected") from None
                 nobody = True
                 deadline = min(deadline, time.monotonic() + NOBODY_GRACE_SECONDS)
                 continue
@@ -301,10 +324,16 @@ def _opened(body: str, sent: Mapping[str, Any]) -> RPCReply:
     if not isinstance(status, int) or isinstance(status, bool):
         raise BadReplyError("the reply lacks a valid statuscode")
     if status != STATUS_OK:
-        raise RefusedError(status, printable(_masked(text, sent)) if isinstance(text, str) else "")
+        raise RefusedError(status, _shown(text, sent) if isinstance(text, str) else "")
     if not isinstance(data, dict):
         raise BadReplyError("the reply lacks a valid data")
     return RPCReply(body, data)
+
+
+def _shown(text: str, sent: Mapping[str, Any]) -> str:
+    if len(text) > REFUSAL_CHARACTERS:
+        return f"a text of {len(text)} characters, too long to be shown"
+    return printable(_masked(text, sent))
 
 
 def _masked(text: str, sent: Mapping[str, Any]) -> str:
@@ -312,7 +341,8 @@ def _masked(text: str, sent: Mapping[str, Any]) -> str:
 
     It may do so as JSON within JSON within JSON, so backslashes do not count.
     """
-    secrets = {secret for secret in _texts(sent) if len(secret) >= SECRET_CHARACTERS}
+    secrets = {secret for secret in _texts(sent) if len(secret) >= SECRET_CHARACTERS or secret == sent.get("token")}
+    secrets -= {"", *(sent.get(key) for key in _PUBLIC_INPUTS)}
     forms = {form.replace("\\", "") for secret in secrets for form in (secret, json.dumps(secret)[1:-1])}
     plain = text.replace("\\", "")
     masked = plain
@@ -331,12 +361,6 @@ def _texts(value: object) -> set[str]:
         with contextlib.suppress(ValueError, RecursionError):
             return {value} | _texts(json.loads(value))
     return {value}
-
-
-def printable(text: str) -> str:
-    """Text from the network in a form that is safe and short enough for one line of a log."""
-    line = "".join(character if character.isprintable() else " " for character in text[: STATUS_TEXT_CHARACTERS + 1])
-    return line if len(line) <= STATUS_TEXT_CHARACTERS else line[:STATUS_TEXT_CHARACTERS] + "..."
 
 
 def _member_text(body: str, name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,25 @@ DEFAULT_PROVIDER = "puppet"
 MIN_TTL_SECONDS = 30
 #: Choria refuses to wait longer for a connection.
 MAX_CONNECT_TIMEOUT_SECONDS = 120.0
+#: Puppet may take so long to tell where its files are.
+PUPPET_SECONDS = 60.0
 #: Who the provisioner is to a broker when it has a provisioning password.
 PROVISIONING_USER = "provisioner"
+
+# keys that others have to name
+FILE_CERTIFICATE = "plugin.security.file.certificate"
+FILE_KEY = "plugin.security.file.key"
+FILE_CA = "plugin.security.file.ca"
+SSLDIR = "plugin.choria.ssldir"
+TOKEN_FILE = "plugin.security.choria.token_file"
+SEED_FILE = "plugin.security.choria.seed_file"
+CHORIA_CERTIFICATE = "plugin.security.choria.certificate"
+CHORIA_KEY = "plugin.security.choria.key"
+CHORIA_CA = "plugin.security.choria.ca"
+CIPHER_SUITES = "plugin.security.cipher_suites"
+ECC_CURVES = "plugin.security.ecc_curves"
+HOSTS = "plugin.choria.middleware_hosts"
+PROVIDER = "plugin.security.provider"
 
 # white space in a regular expression of Go: nothing beyond ASCII
 _BLANKS = "\t\n\f\r "
@@ -95,6 +113,12 @@ class Settings:
         """The caller id of protocol 1. (With provider ``choria`` it is a claim of the token instead.)"""
         return f"choria={self.certname}"
 
+    @property
+    def login(self) -> Mapping[str, str]:
+        """The members of CONNECT with user and password; none unless there are both."""
+        both = self.nats_user and self.nats_pass
+        return {"user": self.nats_user, "pass": self.nats_pass} if both else {}
+
 
 def load(
     path: Path | None,
@@ -125,17 +149,20 @@ def load(
         raise ConfigurationError([f"{error.filename or 'the current directory'}: {error.strerror or error}"]) from error
     _read_environment(reading)
     if insecure:
-        reading.values[_PROVIDER] = "file"
+        reading.values[PROVIDER] = "file"
     else:
         _check_security(reading)
     if provisioning_password:
         reading.values |= {_USER: PROVISIONING_USER, _PASSWORD: provisioning_password}
     _check_connection(reading)
     own = _identity(reading, own_identity)
-    certname = _certname(reading, own, os.geteuid() if uid is None else uid)
+    uid = os.geteuid() if uid is None else uid
+    certname = _certname(reading, own, uid)
+    if reading.values.get(PROVIDER, DEFAULT_PROVIDER) == "puppet" and not reading.problems:
+        _take_puppets_files(reading, certname, uid)
     if reading.problems:
         raise ConfigurationError(reading.problems)
-    reading.values.setdefault(_SEED_FILE, _default_seed_file(reading.values.get(_TOKEN_FILE, "")))
+    reading.values.setdefault(SEED_FILE, _default_seed_file(reading.values.get(TOKEN_FILE, "")))
     attributes = {key.attribute: reading.values[name] for name, key in _KEYS.items() if name in reading.values}
     attributes.pop("", None)
     warnings = tuple(reading.warnings)
@@ -246,28 +273,25 @@ class _Key:
 _IDENTITY = "identity"
 _TTL = "ttl"
 _DISCOVERY_TIMEOUT = "discovery_timeout"
-_HOSTS = "plugin.choria.middleware_hosts"
 _CONNECT_TIMEOUT = "plugin.choria.network.connect_timeout"
 _FEDERATION = "plugin.choria.federation.collectives"
 _REQUEST_SIGNER = "plugin.choria.security.request_signer."
 _USER = "plugin.nats.user"
 _PASSWORD = "plugin.nats.pass"
 _CREDENTIALS = "plugin.nats.credentials"
-_PROVIDER = "plugin.security.provider"
 _CLIENT_ANON_TLS = "plugin.security.client_anon_tls"
-_TOKEN_FILE = "plugin.security.choria.token_file"
-_SEED_FILE = "plugin.security.choria.seed_file"
+_LEGACY_CERTIFICATES = "plugin.security.support_legacy_certificates"
 _ISSUERS = "plugin.security.issuer.names"
 
 _KEYS: dict[str, _Key] = {
     _IDENTITY: _Key("", _text),
     _TTL: _Key("ttl", _integer),
     _DISCOVERY_TIMEOUT: _Key("discovery_timeout", _integer),
-    _HOSTS: _Key("middleware_hosts", _list),
+    HOSTS: _Key("middleware_hosts", _list),
     "plugin.choria.use_srv": _Key("use_srv", _boolean),
     "plugin.choria.srv_domain": _Key("srv_domain", _text, environment="CHORIA_SRV_DOMAIN", always=True),
     _CONNECT_TIMEOUT: _Key("connect_timeout", _duration),
-    "plugin.choria.ssldir": _Key("ssldir", _path),
+    SSLDIR: _Key("ssldir", _path),
     _FEDERATION: _Key("", _list, environment="CHORIA_FED_COLLECTIVE", always=True),
     f"{_REQUEST_SIGNER}url": _Key("", _text),
     f"{_REQUEST_SIGNER}service": _Key("", _boolean),
@@ -276,20 +300,20 @@ _KEYS: dict[str, _Key] = {
     _USER: _Key("nats_user", _text, environment="MCOLLECTIVE_NATS_USERNAME"),
     _PASSWORD: _Key("nats_pass", _text, environment="MCOLLECTIVE_NATS_PASSWORD"),
     _CREDENTIALS: _Key("", _text, environment="MCOLLECTIVE_NATS_CREDENTIALS"),
-    _PROVIDER: _Key("provider", _text),
-    "plugin.security.file.certificate": _Key("file_certificate", _path),
-    "plugin.security.file.key": _Key("file_key", _path),
-    "plugin.security.file.ca": _Key("file_ca", _path),
-    _TOKEN_FILE: _Key("choria_token_file", _path),
-    _SEED_FILE: _Key("choria_seed_file", _path),
-    "plugin.security.choria.ca": _Key("choria_ca", _path),
-    "plugin.security.choria.certificate": _Key("choria_certificate", _path),
-    "plugin.security.choria.key": _Key("choria_key", _path),
+    PROVIDER: _Key("provider", _text),
+    FILE_CERTIFICATE: _Key("file_certificate", _path),
+    FILE_KEY: _Key("file_key", _path),
+    FILE_CA: _Key("file_ca", _path),
+    TOKEN_FILE: _Key("choria_token_file", _path),
+    SEED_FILE: _Key("choria_seed_file", _path),
+    CHORIA_CA: _Key("choria_ca", _path),
+    CHORIA_CERTIFICATE: _Key("choria_certificate", _path),
+    CHORIA_KEY: _Key("choria_key", _path),
     "plugin.security.choria.trusted_signers": _Key("trusted_signers", _list),
     _ISSUERS: _Key("", _list),
-    "plugin.security.support_legacy_certificates": _Key("support_legacy_certificates", _boolean),
-    "plugin.security.cipher_suites": _Key("cipher_suites", _list),
-    "plugin.security.ecc_curves": _Key("ecc_curves", _list),
+    _LEGACY_CERTIFICATES: _Key("support_legacy_certificates", _boolean),
+    CIPHER_SUITES: _Key("cipher_suites", _list),
+    ECC_CURVES: _Key("ecc_curves", _list),
     _CLIENT_ANON_TLS: _Key("", _boolean),
 }
 
@@ -372,9 +396,9 @@ def _read_environment(reading: _Reading) -> None:
 
 
 def _check_security(reading: _Reading) -> None:
-    provider = reading.values.get(_PROVIDER, DEFAULT_PROVIDER)
+    provider = reading.values.get(PROVIDER, DEFAULT_PROVIDER)
     if provider not in PROVIDERS:
-        reading.problem(_PROVIDER, repr(provider), "file, choria or puppet")
+        reading.problem(PROVIDER, repr(provider), "file, choria or puppet")
     if reading.values.get(_CLIENT_ANON_TLS):
         reading.problem(_CLIENT_ANON_TLS, "true", "false: a provisioner has to know its broker")
     for name in _KEYS:
@@ -384,7 +408,7 @@ def _check_security(reading: _Reading) -> None:
 
 def _check_connection(reading: _Reading) -> None:
     values = reading.values
-    for address in values.get(_HOSTS, ()):
+    for address in values.get(HOSTS, ()):
         _check_address(address, reading)
     if values.get(_TTL, MIN_TTL_SECONDS) < MIN_TTL_SECONDS:
         reading.problem(_TTL, str(values[_TTL]), f"at least {MIN_TTL_SECONDS}: servers drop what is valid for less")
@@ -399,7 +423,7 @@ def _check_connection(reading: _Reading) -> None:
     if values.get(_CREDENTIALS):
         reading.warn(_CREDENTIALS, f"not supported and ignored; use {_USER} and {_PASSWORD}")
     if any(values.get(_FEDERATION, ())):
-        reading.warn(_FEDERATION, f"federation is not supported and ignored; brokers are those of {_HOSTS}")
+        reading.warn(_FEDERATION, f"federation is not supported and ignored; brokers are those of {HOSTS}")
 
 
 def _check_address(address: str, reading: _Reading) -> None:
@@ -407,12 +431,12 @@ def _check_address(address: str, reading: _Reading) -> None:
     try:
         broker = brokers.parse(address)
     except brokers.AddressError as error:
-        reading.problem(_HOSTS, f"{shown}, which {error}", "HOST:PORT, as in broker.example.net:4222")
+        reading.problem(HOSTS, f"{shown}, which {error}", "HOST:PORT, as in broker.example.net:4222")
         return
     if brokers.has_credentials(address):
-        reading.warn(_HOSTS, f"user and password in front of {shown} are ignored; use {_USER} and {_PASSWORD}")
+        reading.warn(HOSTS, f"user and password in front of {shown} are ignored; use {_USER} and {_PASSWORD}")
     if broker.scheme in ("ws", "wss"):
-        reading.warn(_HOSTS, f"websockets are not supported, {broker.host} port {broker.port} is used without")
+        reading.warn(HOSTS, f"websockets are not supported, {broker.host} port {broker.port} is used without")
 
 
 def _identity(reading: _Reading, own_identity: Callable[[], str]) -> str:
@@ -426,15 +450,45 @@ def _certname(reading: _Reading, own: str, uid: int) -> str:
     """Find the name behind the caller id; Choria makes it from the user who runs it, not from the certificate."""
     override = reading.environ.get("MCOLLECTIVE_CERTNAME")
     user = reading.environ.get("USER")
-    puppet = reading.values.get(_PROVIDER, DEFAULT_PROVIDER) == "puppet"
+    puppet = reading.values.get(PROVIDER, DEFAULT_PROVIDER) == "puppet"
     if puppet and not override and not user:
         reading.problem(
-            _PROVIDER, "'puppet' (the default)", "file or choria; puppet needs the environment variable USER"
+            PROVIDER, "'puppet' (the default)", "file or choria; puppet needs the environment variable USER"
         )
     name = override or (f"{user}.mcollective" if user and (puppet or uid != 0) else own)
     if not _is_unicode(name):
         reading.problems.append("environment variable MCOLLECTIVE_CERTNAME or USER: not UTF-8, wanted a name in UTF-8")
     return name
+
+
+def _take_puppets_files(reading: _Reading, certname: str, uid: int) -> None:
+    """Name the files as Puppet does, in its own directory unless another one is configured."""
+    directory = reading.values.get(SSLDIR, "")
+    if not directory and uid == 0:
+        directory = _puppet_ssldir()
+    elif not directory and (home := reading.environ.get("HOME")):
+        directory = f"{home}/.puppetlabs/etc/puppet/ssl"
+    if not directory:
+        reading.problem(SSLDIR, "nothing", f"a directory, since {PROVIDER} is puppet and Puppet's own was not found")
+    reading.values |= {
+        SSLDIR: directory,
+        FILE_CERTIFICATE: f"{directory}/certs/{certname}.pem",
+        FILE_KEY: f"{directory}/private_keys/{certname}.pem",
+        FILE_CA: f"{directory}/certs/ca.pem",
+        _LEGACY_CERTIFICATES: True,
+    }
+
+
+def _puppet_ssldir() -> str:
+    """Where Puppet says that it is for root; empty when it does not say."""
+    command = ("puppet", "config", "print", "ssldir")
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=PUPPET_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return os.fsdecode(done.stdout).strip()
 
 
 def _default_seed_file(token_file: str) -> str:

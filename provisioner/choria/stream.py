@@ -15,7 +15,14 @@ import threading
 import time
 from typing import Any
 
-from provisioner.choria.nats import ConnectionLostError, ConnectorError, TLSError, UnreachableError
+from provisioner.choria.nats import (
+    AlertError,
+    CertificateError,
+    ConnectionLostError,
+    ConnectorError,
+    TLSError,
+    UnreachableError,
+)
 
 #: How long a write may make no progress before the connection counts as lost.
 SEND_SECONDS = 10.0
@@ -260,11 +267,12 @@ def _timeval(seconds: float) -> bytes:
 def _typed(error: OSError, host: str = "") -> ConnectorError:
     """The exception for what went wrong with a socket or with TLS, in plain words."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TLSError(f"the certificate of {host} is not to be trusted: {error.verify_message.rstrip('.')}")
+        text = f"the certificate of {host} is not to be trusted: {error.verify_message.rstrip('.')}"
+        return CertificateError(text, error.verify_code)
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or type(error).__name__).lower().replace("_", " ")
         _, alert, what = reason.partition(" alert ")
-        return TLSError(f"the broker refuses TLS with us: {what}" if alert else f"TLS failed: {reason}")
+        return AlertError(f"the broker refuses TLS with us: {what}") if alert else TLSError(f"TLS failed: {reason}")
     return ConnectionLostError(_words(error))
 
 

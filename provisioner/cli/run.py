@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import click
 
-from provisioner import __version__, config, logs, systemd
-from provisioner.choria import settings, tls
+from provisioner import __version__, config, exposure, logs, systemd
+from provisioner.choria import security, settings
 from provisioner.choria.brokers import BrokerList
 from provisioner.choria.connector import Connector
 from provisioner.choria.protocol import reply_prefix
-from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import Client
-from provisioner.choria.settings import Settings
+from provisioner.choria.security import ExpiryReminder, Security
+from provisioner.choria.settings import CHORIA_KEY, FILE_KEY, SEED_FILE, TOKEN_FILE, Settings
 from provisioner.config import Config
 from provisioner.errors import ConfigurationError, ProvisionerError
 from provisioner.host.provision import Provisioner
 from provisioner.host.provisioning_jwt import Verifier
+from provisioner.host.server_jwt import Issuer
 from provisioner.hosts.scheduler import Scheduler
 from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
@@ -69,9 +73,12 @@ def run(config_file: Path, choria_file: Path | None, pid_file: Path | None, debu
 
 
 def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, debug: bool) -> int:
-    conf, choria = _load(config_file, choria_file)
+    # no secret of ours gets into a core file; helpers inherit the limit, and cannot raise it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    conf, choria, network = _load(config_file, choria_file)
     logs.setup(destination=conf.logfile, level=conf.loglevel, log_format=conf.log_format, debug=debug)
-    for warning in (*conf.warnings, *choria.warnings):
+    exposed = exposure.warnings(_watched(conf, choria))
+    for warning in (*conf.warnings, *choria.warnings, *network.warnings, *exposed):
         LOG.warning("%s", warning)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
 
@@ -81,7 +88,7 @@ def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, deb
 
     metrics = Metrics(conf.site)
     metrics.paused.set_function(lambda: int(conf.paused))
-    scheduler = _assemble(conf, choria, metrics, shutdown)
+    scheduler = _assemble(conf, choria, network, metrics, shutdown)
 
     with contextlib.ExitStack() as stack:
         if pid_file:
@@ -95,16 +102,18 @@ def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, deb
     return EXIT_OK if healthy else EXIT_FAILURE
 
 
-def _load(config_file: Path, choria_file: Path | None) -> tuple[Config, Settings]:
-    """Both configuration files.
+def _load(config_file: Path, choria_file: Path | None) -> tuple[Config, Settings, Security]:
+    """Both configuration files, and the credentials that they name.
 
-    :raises ConfigurationError: with the problems of both
+    :raises ConfigurationError: with the problems of all
     """
     problems: list[str] = []
-    conf = choria = None
+    conf = choria = network = None
     try:
         conf = config.load(config_file)
         problems += _unavailable(conf)
+        if conf.features.ed25519:
+            problems += [f"{conf.path}: {problem}" for problem in Issuer(conf).problems()]
     except ConfigurationError as error:
         problems += error.problems
     try:
@@ -116,20 +125,42 @@ def _load(config_file: Path, choria_file: Path | None) -> tuple[Config, Settings
         )
     except ConfigurationError as error:
         problems += error.problems
-    if problems or conf is None or choria is None:
+    if conf and choria:
+        try:
+            network = security.choose(choria, insecure=conf.choria_insecure)
+        except ConfigurationError as error:
+            problems += error.problems
+    if problems or conf is None or choria is None or network is None:
         raise ConfigurationError(problems)
-    return conf, choria
+    return conf, choria, network
+
+
+def _watched(conf: Config, choria: Settings) -> list[exposure.Watched]:
+    """The files that hold secrets, or decide what is done, in this configuration."""
+    files = [
+        exposure.Watched("", str(conf.path), exposure.SECRET),
+        exposure.Watched("", str(choria.path), exposure.TRUSTED),
+        exposure.Watched("helper", shutil.which(conf.helper[0]) or "", exposure.TRUSTED),
+    ]
+    if conf.features.ed25519:
+        files.append(exposure.Watched("jwt_signing_key", conf.jwt_signing_key, exposure.KEY))
+        files.append(exposure.Watched("jwt_signing_token", conf.jwt_signing_token, exposure.KEY))
+    if conf.choria_insecure:
+        return files
+    if choria.provider == "choria":
+        files.append(exposure.Watched(SEED_FILE, choria.choria_seed_file, exposure.KEY))
+        files.append(exposure.Watched(TOKEN_FILE, choria.choria_token_file, exposure.KEY))
+        files.append(exposure.Watched(CHORIA_KEY, choria.choria_key, exposure.KEY))
+    else:
+        # Puppet shares its keys with its group
+        limit = exposure.SECRET if choria.provider == "puppet" else exposure.KEY
+        files.append(exposure.Watched(FILE_KEY, choria.file_key, limit))
+    return files
 
 
 def _unavailable(conf: Config) -> list[str]:
     """What the configuration asks for and this version cannot do yet."""
-    wanted = {
-        "leader_election": conf.leader_election,
-        "features.pki": conf.features.pki,
-        "features.ed25519": conf.features.ed25519,
-        "features.upgrades": conf.features.upgrades,
-        "choria_insecure: false, a secured network,": not conf.choria_insecure,
-    }
+    wanted = {"leader_election": conf.leader_election}
     return [f"{conf.path}: {what} is not available yet" for what, is_wanted in wanted.items() if is_wanted]
 
 
@@ -143,24 +174,32 @@ def _monitor(conf: Config, metrics: Metrics, scheduler: Scheduler) -> MonitorSer
     )
 
 
-def _assemble(conf: Config, choria: Settings, metrics: Metrics, shutdown: Shutdown) -> Scheduler:
-    protocol = ProtocolV1(identity=choria.identity, caller=choria.caller, ttl=choria.ttl)
-    credentials = {"user": choria.nats_user, "pass": choria.nats_pass} if choria.nats_user and choria.nats_pass else {}
+def _assemble(conf: Config, choria: Settings, network: Security, metrics: Metrics, shutdown: Shutdown) -> Scheduler:
     connector = Connector(
         BrokerList(choria.middleware_hosts, use_srv=choria.use_srv, srv_domain=choria.srv_domain),
         name=choria.identity,
-        reply_prefix=reply_prefix(choria.caller),
-        authenticate=lambda _info: credentials,
-        tls_context=tls.system_trust_context,
+        reply_prefix=reply_prefix(network.protocol.caller),
+        authenticate=network.authenticate,
+        tls_context=network.tls_context,
+        tls_always=network.tls_always,
+        account=network.account,
+        advise=functools.partial(security.advice, network),
         connect_timeout=choria.connect_timeout,
         metrics=metrics.connector,
     )
+    issuer = Issuer(conf) if conf.features.ed25519 else None
+
+    def expiries() -> dict[str, float]:
+        return {**network.expiries(), **(issuer.expiries() if issuer else {})}
+
+    metrics.credential_expiries = expiries
     provisioner = Provisioner(
         config=conf,
-        client=Client(connector, protocol),
+        client=Client(connector, network.protocol),
         metrics=metrics,
         shutdown=shutdown,
         verifier=Verifier(conf.jwt_verify_cert) if conf.features.jwt else None,
+        issuer=issuer,
         discovery_timeout=choria.discovery_timeout,
     )
-    return Scheduler(provisioner)
+    return Scheduler(provisioner, each_turn=ExpiryReminder(expiries))

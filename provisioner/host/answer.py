@@ -23,6 +23,7 @@ EXPIRY_LIMIT_SECONDS = 253_402_300_800
 #: How many problems one error names; a helper can make any number of them.
 PROBLEMS_NAMED = 5
 
+_NO_CONFIGURATION = "configuration: there is none"
 _FALSE = frozenset({"0", "no", "false", "n", "f"})
 _PERMISSIONS = ("submission", "streams", "governor", "service_host")
 _LINE_BREAKING = re.compile("[\r\n\0]")
@@ -111,21 +112,27 @@ def parse(stdout: bytes) -> Answer:
     )
 
 
-def check(answer: Answer, *, identity: str, csr_ssldir: str | None, provision_default: bool | None) -> list[str]:
+def check(
+    answer: Answer, *, identity: str, csr_ssldir: str | None, provision_default: bool | None, upgrades: bool = False
+) -> list[str]:
     """Check for what would make the server fail half-way, or be lost, before anything is sent to it.
 
-    Nothing is checked when the helper defers or wants a shutdown, for then nothing else it says is sent.
+    Nothing is checked when the helper defers or wants a shutdown, for then nothing else it says is sent. An answer that
+    names a version to upgrade to may come without a configuration.
 
     :param identity: of the node
     :param csr_ssldir: the directory that the node named with its CSR, if it was asked for one
     :param provision_default: whether the node enters provisioning mode when its configuration does not say, which is
         claim `chpd` of its JWT; None when that is not known
+    :param upgrades: whether a version to upgrade to is heeded
     :returns: warnings, one line each
     :raises AnswerError: names what is wrong, up to `PROBLEMS_NAMED` of it
     """
     if answer.defer or answer.shutdown:
         return []
+    may_be_empty = upgrades and answer.upgrade
     problems = [
+        *([] if answer.configuration or may_be_empty else [_NO_CONFIGURATION]),
         *_configuration_problems(answer.configuration),
         *_provision_problems(answer.configuration, provision_default),
         *_policy_problems("action_policies", answer.action_policies, ".policy"),
@@ -140,6 +147,15 @@ def check(answer: Answer, *, identity: str, csr_ssldir: str | None, provision_de
     if configured and configured != identity:
         return ["configuration.identity in the helper's answer is not the identity of this node"]
     return []
+
+
+def check_configured(answer: Answer) -> None:
+    """Check that there is something to configure the server with.
+
+    :raises AnswerError: when there is not
+    """
+    if not answer.configuration:
+        raise AnswerError(_NO_CONFIGURATION)
 
 
 def _document(stdout: bytes) -> object:
@@ -258,8 +274,6 @@ def _path(name: str, key: str) -> str:
 
 def _configuration_problems(configuration: Mapping[str, str]) -> Iterator[str]:
     """The server writes a line `key=value` for each setting, and reads them back line by line."""
-    if not configuration:
-        yield "configuration: there is none"
     for key, value in configuration.items():
         path = _path("configuration", key)
         if not key or key != key.strip() or key.startswith("#") or "=" in key:

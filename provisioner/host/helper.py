@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import NoReturn
 
@@ -52,15 +53,20 @@ class Output:
 
     :ivar stdout: its standard output, at least one byte; holds secrets
     :ivar stderr: the end of its standard error on one line, fit for a log; may be empty
-    :ivar duration: seconds from before its start to after its exit
     """
 
     stdout: bytes = attrs.field(repr=False)
     stderr: str = attrs.field(repr=False)
-    duration: float
 
 
-def run(command: Sequence[str], document: bytes, *, timeout: float, cancelled: Callable[[], bool]) -> Output:
+def run(
+    command: Sequence[str],
+    document: bytes,
+    *,
+    timeout: float,
+    cancelled: Callable[[], bool],
+    secrets: Collection[str] = (),
+) -> Output:
     """Run the helper to its end and return what it printed.
 
     The helper gets a session, and so a process group, of its own, and no descriptor but the standard three. It may
@@ -71,13 +77,14 @@ def run(command: Sequence[str], document: bytes, *, timeout: float, cancelled: C
     :param document: all of its standard input
     :param timeout: seconds it may run
     :param cancelled: asked before the start and every `CANCEL_CHECK_SECONDS`; True ends the helper
+    :param secrets: texts that are masked in its standard error: helpers like to quote what they choke on
     :raises HelperError: it did not start, was killed here, printed too much or nothing, or exited with anything but 0
     """
     started = time.monotonic()
     if cancelled():
         raise HelperError("the helper was not started: the work on this host was cancelled")
     with ExitStack() as ours:
-        streams, process = _start(command, document, ours)
+        streams, process = _start(command, document, secrets, ours)
         try:
             _attend(process, streams, _exit_descriptor(process, ours), started + timeout, cancelled)
         finally:
@@ -87,7 +94,7 @@ def run(command: Sequence[str], document: bytes, *, timeout: float, cancelled: C
         _fail(f"the helper {_ending(process.returncode)}", streams)
     if not streams.output:
         _fail("the helper printed nothing: zero bytes on its standard output", streams)
-    return Output(bytes(streams.output), one_line(streams.errors), time.monotonic() - started)
+    return Output(bytes(streams.output), streams.complaints())
 
 
 def one_line(raw: bytes | bytearray) -> str:
@@ -110,6 +117,17 @@ class _Streams:
     unsent: memoryview = attrs.field(repr=False)
     output: bytearray = attrs.field(factory=bytearray, repr=False)
     errors: bytearray = attrs.field(factory=bytearray, repr=False)
+    secrets: Collection[str] = attrs.field(factory=tuple, repr=False)
+
+    def complaints(self) -> str:
+        """The end of its standard error, fit for a log."""
+        errors = bytes(self.errors)
+        forms = {form.encode() for secret in self.secrets if secret for form in (secret, json.dumps(secret)[1:-1])}
+        for form in sorted(forms, key=len, reverse=True):
+            errors = errors.replace(form, b"***")
+        if forms and len(self.errors) == STDERR_KEPT_BYTES:  # it may begin in the middle of one
+            errors = errors[max(map(len, forms)) - 1 :]
+        return one_line(errors)
 
     def send(self) -> bool:
         """Write what fits; False once there is nothing more to be written, or nobody to read it."""
@@ -142,7 +160,9 @@ class _Streams:
                     break
 
 
-def _start(command: Sequence[str], document: bytes, ours: ExitStack) -> tuple[_Streams, subprocess.Popen[bytes]]:
+def _start(
+    command: Sequence[str], document: bytes, secrets: Collection[str], ours: ExitStack
+) -> tuple[_Streams, subprocess.Popen[bytes]]:
     """Start the helper; closing `ours` closes our ends of its pipes."""
     try:
         with ExitStack() as theirs:
@@ -151,7 +171,7 @@ def _start(command: Sequence[str], document: bytes, ours: ExitStack) -> tuple[_S
             stderr, stderr_end = _pipe(ours, theirs)
             for end in (stdin, stdout, stderr):
                 os.set_blocking(end.fileno(), False)
-            streams = _Streams(stdin, stdout, stderr, memoryview(document))
+            streams = _Streams(stdin, stdout, stderr, memoryview(document), secrets=secrets)
             # nearly every document fits into the pipe: then it has been delivered before the helper even starts
             streams.send()
             process = subprocess.Popen(
@@ -221,7 +241,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _fail(what: str, streams: _Streams) -> NoReturn:
-    tail = one_line(streams.errors)
+    tail = streams.complaints()
     if len(tail) > STDERR_IN_ERROR_CHARACTERS:
         tail = "…" + tail[-STDERR_IN_ERROR_CHARACTERS:]
     raise HelperError(f"{what}; its standard error: {tail}" if tail else what)

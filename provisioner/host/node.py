@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from provisioner.choria.connector import Connector, ConnectorError
+from provisioner.choria.connector import ConnectionLostError, Connector, ConnectorError, PayloadTooLargeError
 from provisioner.choria.retry import RPC_BACKOFF
 from provisioner.choria.rpc import (
     BadReplyError,
     NobodyError,
+    NoBrokerError,
     RefusedError,
     RPCError,
     RPCReply,
     Session,
     SilenceError,
-    printable,
 )
 from provisioner.config import Config
 from provisioner.errors import HostError, SoftError
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
+from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
@@ -33,25 +39,51 @@ LOG = logging.getLogger(__name__)
 AGENT_TIMEOUT_SECONDS = {"choria_provision": 20.0, "rpcutil": 2.0}
 #: How often a wait between two tries looks whether to go on.
 CHECK_SECONDS = 0.1
+#: How long servers get to come back to a broker that was away: they try again with pauses that grow by half a second.
+RETURN_SECONDS = 10.0
 #: Seconds over which servers spread their restart: with 1 each restarts two seconds after its reply.
 RESTART_SPLAY_SECONDS = 1
+#: What a server has to sign with a new key; sent as twice as many hexadecimal digits, as the Go original does.
+NONCE_BYTES = 16
+
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
+_HEX_SIGNATURE = re.compile(r"[0-9a-fA-F]{128}")
+_FIELD = 2**255 - 19
+
+#: Failures after which the server may have heard the request.
+_UNHEARD = (SilenceError, NoBrokerError, ConnectionLostError)
 
 _T = TypeVar("_T")
 
 
 @attrs.frozen
 class _Action:
+    """An action and how often it is tried.
+
+    :ivar repeated_unheard: it is sent again even when it may be under way, since no reply came to an earlier try
+    """
+
     agent: str
     name: str
     tries: int
+    repeated_unheard: bool = True
 
     @property
     def label(self) -> str:
         return f"{self.agent}#{self.name}"
 
+    def ends_with(self, error: RPCError | ConnectorError) -> bool:
+        """Whether a failed try is the last one, however many are left."""
+        if isinstance(error, _UNHEARD):
+            return not self.repeated_unheard
+        return isinstance(error, PayloadTooLargeError) or (isinstance(error, RPCError) and error.final)
+
 
 JWT = _Action("choria_provision", "jwt", tries=3)
+GEN25519 = _Action("choria_provision", "gen25519", tries=5)
 INVENTORY = _Action("rpcutil", "inventory", tries=5)
+GENCSR = _Action("choria_provision", "gencsr", tries=1)
+RELEASE_UPDATE = _Action("choria_provision", "release_update", tries=3, repeated_unheard=False)
 CONFIGURE = _Action("choria_provision", "configure", tries=5)
 RESTART = _Action("choria_provision", "restart", tries=3)
 SHUTDOWN = _Action("choria_provision", "shutdown", tries=3)
@@ -61,8 +93,65 @@ class StepError(HostError):
     """An RPC step was given up; the text names the action and the last reason."""
 
 
+class UnheardError(StepError):
+    """A step was given up without a reply: whether the server has made it is unknown."""
+
+
 class StepHeldError(SoftError):
     """An RPC step was not made, or ended, for a reason that passes: a pause, a lock, the end of the process."""
+
+
+@attrs.frozen
+class Token:
+    """Reply of `jwt`.
+
+    :ivar text: its provisioning JWT, unverified
+    :ivar ecdh_public: its X25519 public key as 64 hexadecimal digits, good until the next call
+    """
+
+    text: str = attrs.field(repr=False)
+    ecdh_public: str
+
+
+@attrs.frozen
+class SigningKey:
+    """Reply of `gen25519`: the new Ed25519 key of the server, which it has proven to hold.
+
+    :ivar public_key: 64 hexadecimal digits
+    :ivar directory: where the server keeps it
+    :ivar signature: of our nonce, 128 hexadecimal digits
+    """
+
+    public_key: str
+    directory: str
+    signature: str
+
+
+@attrs.frozen
+class Inventory:
+    """Reply of `inventory`.
+
+    :ivar text: all of it, as the JSON text that the server wrote
+    :ivar version: of the server; empty when it does not say
+    """
+
+    text: str = attrs.field(repr=False)
+    version: str
+    upgradable: bool
+
+
+@attrs.frozen
+class CSR:
+    """Reply of `gencsr`.
+
+    :ivar csr: PEM
+    :ivar public_key: something like PEM
+    :ivar ssldir: where the server keeps its certificate
+    """
+
+    csr: str
+    public_key: str
+    ssldir: str
 
 
 @attrs.frozen(kw_only=True)
@@ -77,13 +166,33 @@ class Node:
     #: Seconds added to the time that an agent may take.
     discovery_timeout: float
 
-    def jwt(self) -> str:
-        """The text of its provisioning JWT, unverified."""
-        return self._call(JWT, self._with_token(), _jwt)
+    def jwt(self) -> Token:
+        """Get its provisioning JWT. It makes a new key for the encryption of a private key with every call."""
+        return self._call(JWT, self._with_token(), _token)
 
-    def inventory(self) -> str:
-        """Its inventory, as the JSON text that the server wrote."""
+    def gen25519(self) -> SigningKey:
+        """Have it make a new key to sign with, which ends the worth of any earlier one."""
+
+        def attempt() -> SigningKey:
+            nonce = secrets.token_hex(NONCE_BYTES)
+            return _signing_key(self._ask(GEN25519, self._with_token(nonce=nonce)), nonce)
+
+        return self._tries(GEN25519, attempt, even_when_paused=False)
+
+    def inventory(self) -> Inventory:
+        """Get what it says about itself."""
         return self._call(INVENTORY, {}, _inventory)
+
+    def gencsr(self) -> CSR:
+        """Have it make a new key and a request for a certificate in its own name. Nothing of it is checked here."""
+        return self._call(GENCSR, self._with_token(cn=self.session.identity), _csr)
+
+    def release_update(self, repository: str, version: str) -> str:
+        """Have it install another version from a repository (a URL) and restart; gives its message.
+
+        A try without a reply is the last one: the update may be under way.
+        """
+        return self._call(RELEASE_UPDATE, self._with_token(repository=repository, version=version), _message)
 
     def configure(self, inputs: Mapping[str, Any]) -> str:
         """Have it write its configuration; gives its message."""
@@ -105,22 +214,25 @@ class Node:
     def _leave(self, action: _Action, inputs: Mapping[str, Any], *, even_when_paused: bool) -> None:
         """An action after which the server is gone, so that its reply may never come.
 
-        From the second try on silence means that an earlier try was heard, since a server that is about to leave no
-        longer answers. That nobody is there means the same only after a silence: after a lost connection the server
-        may just not be back yet.
+        Once a try may have been heard, a silence means that it was, since a server that is about to leave no longer
+        answers, and so does that nobody is there. Where the connection broke, servers first get the time to come
+        back.
         """
-        silent = False
-        tries = 0
+        heard = lost = False
 
         def attempt() -> None:
-            nonlocal silent, tries
-            tries += 1
+            nonlocal heard, lost
+            if lost:
+                _wait(RETURN_SECONDS, lambda: self._held(even_when_paused) is not None)
             try:
                 _message(self._ask(action, inputs))
             except (SilenceError, NobodyError) as error:
-                if tries > 1 and (silent or isinstance(error, SilenceError)):
+                if heard:
                     return
-                silent = isinstance(error, SilenceError)
+                heard = isinstance(error, SilenceError)
+                raise
+            except (ConnectionLostError, NoBrokerError):
+                heard = lost = True
                 raise
 
         self._tries(action, attempt, even_when_paused=even_when_paused)
@@ -129,20 +241,21 @@ class Node:
         return self._tries(action, lambda: opened(self._ask(action, inputs)), even_when_paused=False)
 
     def _ask(self, action: _Action, inputs: Mapping[str, Any]) -> RPCReply:
-        return self.session.call(action.agent, action.name, inputs, timeout=self._timeout(action))
+        with self.metrics.rpc_time[action.label].time():
+            # a server that is configured must restart, or it stays locked: a forged reply must not prevent that
+            despite = action is RESTART
+            return self.session.call(
+                action.agent, action.name, inputs, timeout=self._timeout(action), despite_conflict=despite
+            )
 
     def _timeout(self, action: _Action) -> float:
         return self.discovery_timeout + AGENT_TIMEOUT_SECONDS[action.agent]
 
     def _tries(self, action: _Action, attempt: Callable[[], _T], *, even_when_paused: bool) -> _T:
-        """Make up to `action.tries` tries, each of them timed, with a growing pause between them."""
+        """Make up to `action.tries` tries with a growing pause between them."""
 
         def held() -> str | None:
-            if self.shutdown.expired:
-                return "the provisioner is shutting down"
-            if self.config.paused and not even_when_paused:
-                return "provisioning is paused"
-            return None
+            return self._held(even_when_paused)
 
         tried = 0
         while True:
@@ -152,15 +265,27 @@ class Node:
                 raise StepHeldError(f"{action.label} not sent: {reason}")
             tried += 1
             try:
-                with self.metrics.rpc_time[action.label].time():
-                    return attempt()
+                return attempt()
             except (RPCError, ConnectorError) as error:
                 LOG.debug("%s, try %d: %s", action.label, tried, error, extra={"identity": self.session.identity})
-                if tried == action.tries or (isinstance(error, RPCError) and error.final):
+                if tried == action.tries or action.ends_with(error):
                     self.metrics.rpc_errors[action.label].inc()
-                    locked = isinstance(error, RefusedError) and error.locked
-                    raise (StepHeldError if locked else StepError)(f"{action.label}: {error}") from error
+                    raise _given_up(error)(f"{action.label}: {error}") from error
             _wait(RPC_BACKOFF.delay(tried), lambda: held() is not None)
+
+    def _held(self, even_when_paused: bool) -> str | None:
+        """Why nothing may be sent now, if so."""
+        if self.shutdown.expired:
+            return "the provisioner is shutting down"
+        if self.config.paused and not even_when_paused:
+            return "provisioning is paused"
+        return None
+
+
+def _given_up(error: RPCError | ConnectorError) -> type[HostError]:
+    if isinstance(error, RefusedError) and error.locked:
+        return StepHeldError
+    return UnheardError if isinstance(error, _UNHEARD) else StepError
 
 
 def _wait(seconds: float, over: Callable[[], bool]) -> None:
@@ -170,16 +295,65 @@ def _wait(seconds: float, over: Callable[[], bool]) -> None:
         time.sleep(min(CHECK_SECONDS, remaining))
 
 
-def _jwt(reply: RPCReply) -> str:
-    return reply.text("jwt")
+def _token(reply: RPCReply) -> Token:
+    return Token(reply.text("jwt"), _hex(reply, "ecdh_public", _HEX_KEY))
 
 
-def _inventory(reply: RPCReply) -> str:
-    if not isinstance(reply.data.get("version", ""), str):
+def _signing_key(reply: RPCReply, nonce: str) -> SigningKey:
+    key = SigningKey(
+        public_key=_hex(reply, "public_key", _HEX_KEY),
+        directory=_filled(reply, "directory"),
+        signature=_hex(reply, "signature", _HEX_SIGNATURE),
+    )
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public_key))
+        public.verify(bytes.fromhex(key.signature), nonce.encode())
+    except (InvalidSignature, ValueError):
+        raise BadReplyError("the signature in the reply is not one of the nonce by its public_key") from None
+    if _is_weak(public):
+        raise BadReplyError("the public_key in the reply is a weak one, for which anybody can sign")
+    return key
+
+
+def _is_weak(public: Ed25519PublicKey) -> bool:
+    """Whether it is one of the few points that signatures can be made for without a private key.
+
+    Those are of small order, as are their images on the curve of X25519, with which no secret can be agreed on.
+    """
+    y = int.from_bytes(public.public_bytes_raw(), "little") % 2**255
+    image = (1 + y) * pow(1 - y, _FIELD - 2, _FIELD) % _FIELD
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(image.to_bytes(32, "little")))
+    except ValueError:
+        return True
+    return False
+
+
+def _inventory(reply: RPCReply) -> Inventory:
+    version, upgradable = reply.data.get("version", ""), reply.data.get("upgradable", False)
+    if not isinstance(version, str):
         raise BadReplyError("the reply lacks a valid version")
-    if not isinstance(reply.data.get("upgradable", False), bool):
+    if not isinstance(upgradable, bool):
         raise BadReplyError("the reply lacks a valid upgradable")
-    return reply.data_text()
+    return Inventory(reply.data_text(), version, upgradable)
+
+
+def _csr(reply: RPCReply) -> CSR:
+    return CSR(csr=reply.text("csr"), public_key=reply.text("public_key"), ssldir=reply.text("ssldir"))
+
+
+def _filled(reply: RPCReply, key: str) -> str:
+    text = reply.text(key)
+    if not text:
+        raise BadReplyError(f"the reply lacks a valid {key}")
+    return text
+
+
+def _hex(reply: RPCReply, key: str, pattern: re.Pattern[str]) -> str:
+    text = reply.text(key)
+    if not pattern.fullmatch(text):
+        raise BadReplyError(f"the reply lacks a valid {key}")
+    return text
 
 
 def _message(reply: RPCReply) -> str:

@@ -10,17 +10,19 @@ from typing import Any
 
 import attrs
 
-from provisioner.choria.rpc import Client, printable
+from provisioner.choria.rpc import Client
 from provisioner.config import Config
 from provisioner.errors import HostError, SoftError
-from provisioner.host import answer, helper
+from provisioner.host import answer, csr, helper, private_key, upgrades
 from provisioner.host.answer import Answer, AnswerError
 from provisioner.host.helper import HelperError
 from provisioner.host.host import Host
-from provisioner.host.node import Node
+from provisioner.host.node import CSR, Inventory, Node, SigningKey, Token, UnheardError
 from provisioner.host.provisioning_jwt import Verifier
+from provisioner.host.server_jwt import Issuer
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
+from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
@@ -44,10 +46,33 @@ class Outcome(enum.Enum):
 
 
 @attrs.frozen(kw_only=True)
+class _Facts:
+    """What the server said in this cycle; None for what it was not asked. Server keys change with every call, so
+    nothing of it is used in another cycle.
+
+    :ivar claims: of its provisioning JWT, verified
+    :ivar csr: its request for a certificate, checked
+    """
+
+    identity: str
+    token: Token | None
+    claims: dict[str, Any] | None = attrs.field(repr=False)
+    signing_key: SigningKey | None
+    inventory: Inventory
+    csr: CSR | None
+
+    @property
+    def provision_default(self) -> bool | None:
+        """Whether it goes into provisioning mode on its own accord; None when that is not known."""
+        return None if self.claims is None else self.claims.get("chpd") is True
+
+
+@attrs.frozen(kw_only=True)
 class Provisioner:
     """Runs hosts through the cycle; what all of them share. Used by every worker at once.
 
     :ivar verifier: of provisioning JWTs; None when feature `jwt` is off
+    :ivar issuer: of server JWTs; None when feature `ed25519` is off
     :ivar discovery_timeout: seconds that a request may take on top of its agent's own time
     """
 
@@ -56,7 +81,9 @@ class Provisioner:
     metrics: Metrics
     shutdown: Shutdown
     verifier: Verifier | None
+    issuer: Issuer | None = None
     discovery_timeout: float
+    _attempts: upgrades.Attempts = attrs.field(factory=upgrades.Attempts, init=False)
 
     def provision(self, host: Host) -> Outcome:
         """Run one host through its cycle.
@@ -67,17 +94,21 @@ class Provisioner:
         if waited > STALE_INTERVALS * self.config.interval:
             raise SoftError(f"waiting too long, {waited:.0f} s, to be provisioned now; it will be sighted again")
 
-        node = Node(
-            session=self.client.session(host.identity),
-            connector=self.client.connector,
-            config=self.config,
-            metrics=self.metrics,
-            shutdown=self.shutdown,
-            discovery_timeout=self.discovery_timeout,
-        )
-        claims = self.verifier.verify(node.jwt()) if self.verifier else None
+        node = self._node(host.identity)
+        token = node.jwt() if self.verifier else None
+        claims = self.verifier.verify(token.text) if self.verifier and token else None
+        signing_key = node.gen25519() if self.issuer else None
         inventory = node.inventory()
-        wanted = self._ask_helper(host, claims, inventory)
+        request = self._csr(node, host.identity) if self.config.features.pki else None
+        facts = _Facts(
+            identity=host.identity,
+            token=token,
+            claims=claims,
+            signing_key=signing_key,
+            inventory=inventory,
+            csr=request,
+        )
+        wanted = self._ask_helper(facts)
 
         if wanted.defer:
             raise SoftError(f"configuration deferred: {printable(wanted.msg)}")
@@ -85,23 +116,39 @@ class Provisioner:
             node.shut_down()
             return Outcome.SHUT_DOWN
 
-        for warning in answer.check(
-            wanted, identity=host.identity, csr_ssldir=None, provision_default=_default(claims)
-        ):
-            LOG.warning("%s", warning, extra={"identity": host.identity})
-        node.configure(_inputs(wanted))
+        self._check(facts, wanted)
+        inputs = self._inputs(facts, wanted)
+        if self._upgrade(node, facts, wanted.upgrade):
+            return Outcome.UPGRADING
+        answer.check_configured(wanted)
+        node.configure(inputs)
         node.restart()
         return Outcome.PROVISIONED
 
-    def _ask_helper(self, host: Host, claims: dict[str, Any] | None, inventory: str) -> Answer:
+    def _node(self, identity: str) -> Node:
+        return Node(
+            session=self.client.session(identity),
+            connector=self.client.connector,
+            config=self.config,
+            metrics=self.metrics,
+            shutdown=self.shutdown,
+            discovery_timeout=self.discovery_timeout,
+        )
+
+    def _csr(self, node: Node, identity: str) -> CSR:
+        request = node.gencsr()
+        checked = csr.validate(request.csr, identity=identity, deny_list=self.config.cert_deny_list)
+        return attrs.evolve(request, csr=checked)
+
+    def _ask_helper(self, facts: _Facts) -> Answer:
         if self.config.paused:
             raise SoftError("helper not run: provisioning is paused")
         document = {
-            "identity": host.identity,
-            "csr": None,
-            "ed25519_pubkey": None,
-            "inventory": inventory,
-            "jwt": claims,
+            "identity": facts.identity,
+            "csr": attrs.asdict(facts.csr) if facts.csr else None,
+            "ed25519_pubkey": attrs.asdict(facts.signing_key) if facts.signing_key else None,
+            "inventory": facts.inventory.text,
+            "jwt": facts.claims,
         }
         try:
             with self.metrics.helper_time.time():
@@ -110,35 +157,84 @@ class Provisioner:
                     json.dumps(document).encode(),
                     timeout=self.config.helper_timeout,
                     cancelled=lambda: self.shutdown.expired,
+                    secrets={self.config.token, str((facts.claims or {}).get("cht") or "")},
                 )
             if output.stderr:
-                LOG.debug("helper: %s", output.stderr, extra={"identity": host.identity})
+                LOG.debug("helper: %s", output.stderr, extra={"identity": facts.identity})
             return answer.parse(output.stdout)
         except (HelperError, AnswerError):
             self.metrics.helper_errors.inc()
             raise
 
+    def _check(self, facts: _Facts, wanted: Answer) -> None:
+        for warning in answer.check(
+            wanted,
+            identity=facts.identity,
+            csr_ssldir=facts.csr.ssldir if facts.csr else None,
+            provision_default=facts.provision_default,
+            upgrades=self.config.features.upgrades,
+        ):
+            LOG.warning("%s", warning, extra={"identity": facts.identity})
 
-def _default(claims: dict[str, Any] | None) -> bool | None:
-    """Whether the node goes into provisioning mode on its own accord; None when that is not known."""
-    return None if claims is None else claims.get("chpd") is True
+    def _inputs(self, facts: _Facts, wanted: Answer) -> dict[str, Any]:
+        """The inputs of `configure`, all always there, as the Go original sends them.
 
+        :raises HostError: when a JWT cannot be signed, or the helper's private key cannot be sent
+        """
+        server_jwt = key = ecdh_public = ""
+        if self.issuer and facts.signing_key:
+            server_jwt = self.issuer.issue(
+                identity=facts.identity,
+                public_key=facts.signing_key.public_key,
+                configuration=wanted.configuration,
+                wanted=wanted.server_claims,
+            )
+        if wanted.key:
+            server_public = facts.token.ecdh_public if facts.token else ""
+            key, ecdh_public = private_key.encrypt(
+                wanted.key, certificate=wanted.certificate, server_public=server_public
+            )
+        return {
+            "config": json.dumps(wanted.configuration),
+            "ca": wanted.ca,
+            "certificate": wanted.certificate,
+            "key": key,
+            "ecdh_public": ecdh_public,
+            "ssldir": (facts.csr.ssldir if facts.csr else "") or wanted.ssldir,
+            "server_jwt": server_jwt,
+            "action_policies": wanted.action_policies,
+            "opa_policies": wanted.opa_policies,
+        }
 
-def _inputs(wanted: Answer) -> dict[str, Any]:
-    """The inputs of `configure`, all always there, as the Go original sends them.
+    def _upgrade(self, node: Node, facts: _Facts, target: str) -> bool:
+        """Send the server to the version that the helper named, if any; False when it is to be configured as it is."""
+        if not (self.config.features.upgrades and target):
+            return False
+        try:
+            return self._release_update(node, facts, target)
+        except SoftError:
+            raise
+        except HostError as error:
+            if not self.config.upgrades_optional:
+                raise
+            LOG.warning("configured without an upgrade: %s", error, extra={"identity": facts.identity})
+            return False
 
-    :raises HostError: when the helper wants something that cannot be done
-    """
-    if wanted.key:
-        raise HostError("the helper returned a private key: sending one is not available yet")
-    return {
-        "config": json.dumps(wanted.configuration),
-        "ca": wanted.ca,
-        "certificate": wanted.certificate,
-        "key": "",
-        "ecdh_public": "",
-        "ssldir": wanted.ssldir,
-        "server_jwt": "",
-        "action_policies": wanted.action_policies,
-        "opa_policies": wanted.opa_policies,
-    }
+    def _release_update(self, node: Node, facts: _Facts, target: str) -> bool:
+        version, repository = facts.inventory.version, self.config.upgrades_repository
+        due = upgrades.is_due(
+            version=version, upgradable=facts.inventory.upgradable, target=target, repository=repository
+        )
+        if not due:
+            self._attempts.arrived(facts.identity, target)
+            return False
+        self._attempts.check(facts.identity, version=version, target=target)
+        LOG.info("upgrading from %s to %s", printable(version), target, extra={"identity": facts.identity})
+        try:
+            node.release_update(repository, target)
+        except UnheardError:
+            # the update may be under way all the same: its reply does not come when it takes long
+            self._attempts.add(facts.identity, target)
+            raise
+        self._attempts.add(facts.identity, target)
+        return True

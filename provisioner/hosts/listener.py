@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 
 from provisioner.choria import lifecycle
 from provisioner.choria.connector import Connector, Message
 from provisioner.choria.identity import reason_insane
-from provisioner.choria.rpc import printable
 from provisioner.config import Config
 from provisioner.host.host import Host
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS, Registry
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
+from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
+
+#: A difference between a server's clock and ours that is worth a warning; an event takes a while to arrive.
+CLOCK_TOLERANCE_SECONDS = 30.0
 
 
 class Listener(Loop):
@@ -74,4 +78,18 @@ class Listener(Loop):
         if reason := reason_insane(event.identity):
             LOG.warning("refused the identity %r in an event: %s", printable(event.identity), reason)
             return None
+        self._compare_clocks(event, message)
         return event.identity
+
+    def _compare_clocks(self, event: lifecycle.Event, message: Message) -> None:
+        """Warn of a server that will drop our requests for their time, without a word."""
+        if event.timestamp is None:
+            return
+        ahead = event.timestamp - (time.time() - (time.monotonic() - message.received))
+        if abs(ahead) > CLOCK_TOLERANCE_SECONDS:
+            LOG.warning(
+                "its clock and the one of this machine differ by %.0f s: servers do not answer requests that are older "
+                "or younger than ttl in the Choria configuration (60 s by default)",
+                abs(ahead),
+                extra={"identity": event.identity},
+            )

@@ -58,9 +58,12 @@ class Scheduler:
     """Finds hosts and has them provisioned, for the life of the process.
 
     :meth:`run` belongs to the main thread, :meth:`trigger` is for any.
+
+    :param each_turn: called in every turn of the main loop, several a second; must be quick
     """
 
-    def __init__(self, provisioner: Provisioner) -> None:
+    def __init__(self, provisioner: Provisioner, *, each_turn: Callable[[], None] = lambda: None) -> None:
+        self._each_turn = each_turn
         self._config = provisioner.config
         self._metrics = provisioner.metrics
         self._shutdown = provisioner.shutdown
@@ -164,6 +167,7 @@ class Scheduler:
     def _connect(self) -> bool:
         while not self._shutdown.requested:
             self._turned = time.monotonic()
+            self._each_turn()
             if self._connector.connect(IDLE_SECONDS):
                 return True
         return False
@@ -184,6 +188,7 @@ class Scheduler:
                 LOG.critical("thread %s died: leaving", ", ".join(dead))
                 self._shutdown.request()
                 return False
+            self._each_turn()
             try:
                 reason = self._triggers.get(timeout=min(IDLE_SECONDS, ticker.remaining(time.monotonic())))
                 LOG.info("discovering out of turn: %s", reason)

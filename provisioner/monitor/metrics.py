@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +21,8 @@ from prometheus_client import (
     ProcessCollector,
     Summary,
 )
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from provisioner import __version__
@@ -79,10 +81,13 @@ class Metrics:
     :data:`RPCS`.
 
     :param site: value of the label ``site``, may be empty
+    :ivar credential_expiries: asked for every page: when credentials expire, by their kind, in seconds since the epoch
     """
 
     def __init__(self, site: str) -> None:
+        self.credential_expiries: Callable[[], Mapping[str, float]] = dict
         self._registry = registry = CollectorRegistry()
+        registry.register(_Expiries(self, site))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -136,6 +141,24 @@ class Metrics:
         families = sorted(self._registry.collect(), key=lambda family: family.name)
         # A site may hold a lone surrogate, which no encoding has: the page is worth more than that character.
         return "".join(line for family in families for line in _family(family)).encode("utf-8", "replace")
+
+
+class _Expiries(Collector):
+    """When credentials expire; what there is to tell is asked anew for every page."""
+
+    def __init__(self, metrics: Metrics, site: str) -> None:
+        self._metrics = metrics
+        self._site = site
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "choria_provisioner_credential_expiry_timestamp_seconds",
+            "When a credential of this provisioner expires, in seconds since the epoch",
+            labels=["credential", "site"],
+        )
+        for credential, expiry in self._metrics.credential_expiries().items():
+            family.add_metric([credential, self._site], expiry)
+        yield family
 
 
 def _family(family: Metric) -> Iterator[str]:

@@ -1,0 +1,162 @@
+"""Credentials in files: named the way the configuration names them, and read again when they are replaced on disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import attrs
+
+from provisioner.errors import ProvisionerError
+
+LOG = logging.getLogger(__name__)
+
+#: How long before its end a credential is first warned about.
+EXPIRY_WARNING_SECONDS = 30 * 86400.0
+
+#: How soon replaced files that could not be used are tried again.
+RETRY_SECONDS = 10.0
+
+_T = TypeVar("_T")
+
+
+class CredentialsError(ProvisionerError):
+    """A file of credentials is of no use.
+
+    :ivar problems: one line each, beginning with setting and file; nothing of what is in the file
+    """
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+@attrs.frozen
+class File:
+    """A file that a setting names.
+
+    :ivar path: may be empty, when the setting is
+    """
+
+    setting: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} ({self.path or 'not set'})"
+
+    def read(self) -> bytes:
+        """What is in it.
+
+        :raises CredentialsError: it is not configured, not there, or cannot be read
+        """
+        if not self.path:
+            raise self.error("not set, wanted the name of a file")
+        try:
+            return Path(self.path).read_bytes()
+        except OSError as error:
+            raise self.error(error.strerror or type(error).__name__) from None
+        except ValueError:
+            raise self.error("not the name of a file") from None
+
+    def error(self, problem: str) -> CredentialsError:
+        """The exception for something that is wrong with this file."""
+        path = f"{self.path}: " if self.path else ""
+        return CredentialsError([f"{self.setting}: {path}{problem}"])
+
+
+class Watched(Generic[_T]):
+    """What some files hold, read again as soon as one of them was replaced. For any thread.
+
+    Files that belong together are replaced one after the other, and the first may be seen without the second; files
+    may also be replaced by wrong ones. What was read before then stays in use, until they are right.
+
+    :param load: reads them
+    :raises CredentialsError: by `load`, which has to succeed once
+    """
+
+    def __init__(self, files: Sequence[File], load: Callable[[], _T]) -> None:
+        self._files = files
+        self._load = load
+        self._lock = threading.Lock()
+        # always looked at before reading: should a file change in between, it is read once more next time
+        self._seen = self._state()
+        self._value = load()
+        self._failed: tuple[object, ...] | None = None
+        self._again = 0.0
+
+    def __call__(self) -> _T:
+        """What the files hold, or have held when they were all right the last time. Never raises."""
+        if self._state() != self._seen:
+            with self._lock:
+                state = self._state()
+                # what could not be read may be fit all the same: that is tried again, but not at every use
+                if state != self._seen and (state != self._failed or time.monotonic() >= self._again):
+                    self._read_again(state)
+        return self._value
+
+    def _read_again(self, state: tuple[object, ...]) -> None:
+        try:
+            self._value = self._load()
+        except CredentialsError as error:
+            if state != self._failed:
+                LOG.warning("replaced on disk by what cannot be used, the one read before stays in use: %s", error)
+            self._failed, self._again = state, time.monotonic() + RETRY_SECONDS
+        else:
+            self._seen, self._failed = state, None
+            LOG.info("read again, since it was replaced on disk: %s", ", ".join(map(str, self._files)))
+
+    def _state(self) -> tuple[object, ...]:
+        return tuple(_state(file.path) for file in self._files)
+
+
+def _state(path: str) -> tuple[int, ...] | None:
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def attempt(problems: list[str], make: Callable[[], _T]) -> _T | None:
+    """The outcome of `make`; what is wrong with files goes into `problems` instead."""
+    try:
+        return make()
+    except CredentialsError as error:
+        problems += error.problems
+        return None
+
+
+def lifetime_problem(not_before: float | None, expiry: float | None, now: float) -> str | None:
+    """Why something is not valid at the time `now`; all in seconds since the epoch."""
+    if not_before is not None and now < not_before:
+        return f"not valid before {date(not_before)}, and the clock of this machine says {date(now)}"
+    if expiry is not None and now >= expiry:
+        return f"expired since {date(expiry)}"
+    return None
+
+
+def expiry_warnings(expiries: Mapping[str, float], now: float) -> list[str]:
+    """One line for each credential that has expired, or will before long.
+
+    :param expiries: by credential, in seconds since the epoch
+    """
+    lines = []
+    for credential, expiry in expiries.items():
+        if now >= expiry:
+            lines.append(f"the {credential} of this provisioner has expired, on {date(expiry)}")
+        elif expiry - now < EXPIRY_WARNING_SECONDS:
+            lines.append(f"the {credential} of this provisioner expires on {date(expiry)}")
+    return lines
+
+
+def date(seconds: float) -> str:
+    """A time for people, in UTC."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return "a time beyond all calendars"

@@ -1,0 +1,182 @@
+"""The kinds of networks: how to prove on each who we are, and how to know its brokers."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from provisioner.choria import tls
+from provisioner.choria.connector import (
+    AccountError,
+    AlertError,
+    AuthorizationError,
+    CertificateError,
+    ConnectorError,
+    NoTLSError,
+)
+from provisioner.choria.credentials import CredentialsError, expiry_warnings
+from provisioner.choria.organization import Organization
+from provisioner.choria.protocol import Protocol
+from provisioner.choria.protocol_v1 import ProtocolV1
+from provisioner.choria.settings import HOSTS, PROVIDER, Settings
+from provisioner.choria.x509 import X509
+from provisioner.errors import ConfigurationError
+
+LOG = logging.getLogger(__name__)
+
+#: How often a credential that is about to expire is warned about.
+REMINDER_SECONDS = 86400.0
+
+# what OpenSSL finds in certificates
+_NOT_YET_VALID = 9
+_EXPIRED = 10
+_OTHER_NAMES = (62, 64)  # host name, address
+
+
+class Security(typing.Protocol):
+    """How this client proves who it is on one kind of network, and how it knows the broker. For any thread.
+
+    Files are read anew for every connection and signature, if they were replaced.
+    """
+
+    @property
+    def protocol(self) -> Protocol:
+        """Makes requests and opens replies."""
+
+    @property
+    def tls_always(self) -> bool:
+        """Whether a broker that offers no TLS is refused."""
+
+    @property
+    def account(self) -> str:
+        """The account of the unprovisioned servers, which the broker has to put us into; empty: any will do."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line each, what the operator should know although it stops nothing."""
+
+    @property
+    def login_hint(self) -> str:
+        """The settings to look at when a broker refuses the login."""
+
+    @property
+    def ca_hint(self) -> str:
+        """Where those authorities are from that are trusted to vouch for a broker."""
+
+    @property
+    def certificate_hint(self) -> str:
+        """The setting to look at when a broker refuses our certificate."""
+
+    def authenticate(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The members of CONNECT that prove who we are, given the INFO of the broker."""
+
+    def tls_context(self) -> ssl.SSLContext:
+        """A context for one connection.
+
+        :raises CredentialsError: when a file cannot be used
+        """
+
+    def expiries(self) -> Mapping[str, float]:
+        """When our credentials expire, by their kind (`certificate`, `token`), in seconds since the epoch."""
+
+
+def choose(settings: Settings, *, insecure: bool, clock: Callable[[], float] = time.time) -> Security:
+    """What it takes on the network that the settings are for.
+
+    :param insecure: no credentials but a password; otherwise the provider in the settings decides
+    :param clock: gives the seconds since the epoch
+    :raises ConfigurationError: with all that is wrong with credentials, and TLS settings
+    """
+    if insecure:
+        return Insecure(settings)
+    problems = list(tls.limit_problems(settings))
+    try:
+        if settings.provider == "choria":
+            chosen: Security = Organization(settings, clock=clock)
+        else:
+            chosen = X509(settings, clock=clock)
+    except CredentialsError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigurationError(f"{settings.path}: {problem}" for problem in problems)
+    return chosen
+
+
+class Insecure:
+    """For networks without any security: requests are not signed, and TLS is used where the broker insists on it."""
+
+    tls_always = False
+    account = ""
+    warnings = ()
+    login_hint = "broker_provisioning_password"
+    ca_hint = "the trust store of this system (or SSL_CERT_FILE)"
+    certificate_hint = "choria_insecure, with which no certificate is sent"
+
+    def __init__(self, settings: Settings) -> None:
+        self._login = settings.login
+        self.protocol = ProtocolV1(identity=settings.identity, caller=settings.caller, ttl=settings.ttl)
+
+    def authenticate(self, _info: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._login
+
+    def tls_context(self) -> ssl.SSLContext:
+        return tls.system_trust_context()
+
+    def expiries(self) -> Mapping[str, float]:
+        return {}
+
+
+def advice(security: Security, error: ConnectorError) -> str:
+    """Which setting may be the cause of a failure to connect; empty when none is more likely than others."""
+    if isinstance(error, AuthorizationError):
+        return f"check {security.login_hint}"
+    if isinstance(error, AccountError):
+        return "no unprovisioned server is there: check that broker_provisioning_password is set"
+    if isinstance(error, AlertError):
+        return f"check {security.certificate_hint}"
+    if isinstance(error, NoTLSError):
+        return f"check {HOSTS}, and whether {PROVIDER} is right for this network"
+    if isinstance(error, CertificateError):
+        return _certificate_advice(security, error)
+    return ""
+
+
+def _certificate_advice(security: Security, error: CertificateError) -> str:
+    if error.code == _EXPIRED:
+        return "the broker needs a new one, or this machine's clock is ahead"
+    if error.code == _NOT_YET_VALID:
+        return "check this machine's clock, and the broker's"
+    if error.code in _OTHER_NAMES:
+        return f"check {HOSTS}, which has to name the broker as its certificate does (in a subject alternative name)"
+    return f"check {security.ca_hint}"
+
+
+class ExpiryReminder:
+    """Warns at the start, and then once a day, of credentials that are about to expire.
+
+    :param expiries: gives when each does, in seconds since the epoch
+    """
+
+    def __init__(
+        self,
+        expiries: Callable[[], Mapping[str, float]],
+        *,
+        clock: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._expiries = expiries
+        self._clock = clock
+        self._now = now
+        self._next = now()
+
+    def __call__(self) -> None:
+        """Warn when it is time to. Costs next to nothing when it is not."""
+        if self._now() < self._next:
+            return
+        self._next = self._now() + REMINDER_SECONDS
+        for warning in expiry_warnings(self._expiries(), self._clock()):
+            LOG.warning("%s", warning)

@@ -1,0 +1,14 @@
+"""Text that came from elsewhere, made fit for one line of a log."""
+
+from __future__ import annotations
+
+#: Longest text of somebody else's that goes into an error or a log line.
+SHOWN_CHARACTERS = 300
+
+
+def printable(text: str | bytes) -> str:
+    """A text without anything that could end the line, move the cursor or fill the log."""
+    if isinstance(text, bytes):
+        text = text[: 4 * SHOWN_CHARACTERS + 4].decode(errors="replace")
+    line = "".join(character if character.isprintable() else " " for character in text[: SHOWN_CHARACTERS + 1])
+    return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "..."
