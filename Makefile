@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint types format bench clean
+.PHONY: demo test interop lint types format bench clean
 
+# NETWORK: insecure, x509 or org
+NETWORK ?= insecure
 demo: $(READY)
-	$(BIN)/python -m provisioner demo
+	$(BIN)/python -m provisioner demo --network $(NETWORK)
 
 test: lint types
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Against the real Choria broker and servers, which are built with Go: the first time takes minutes.
+interop: $(READY)
+	$(BIN)/python -m pytest tests/interop $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ requests under way as there are threads, so it is what could be had at best with
 from __future__ import annotations
 
 import functools
+import queue
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable
 
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import Connector, Message, MessageQueue, NoRespondersError
+from provisioner.choria.connector import Connector, Message, NoRespondersError
 from provisioner.choria.nats import PING, PONG, Command, FrameReader
 from provisioner.choria.stream import READ_BYTES
 from provisioner.monitor.metrics import ConnectorMetrics
@@ -121,14 +122,14 @@ def by_callback(port: int, seconds: float) -> tuple[int, float]:
 
 
 def by_queue(port: int, seconds: float) -> tuple[int, float]:
-    messages = MessageQueue(100_000)
+    messages: queue.Queue[Message] = queue.Queue()
     counted = 0
     with connector(port) as client:
         client.subscribe("bench.flood", callback=messages.put)
         client.publish("bench.start", payload=b"%d" % (seconds * 1000))
         began = time.monotonic()
         while time.monotonic() < began + seconds:
-            messages.get(10)
+            messages.get(timeout=10)
             counted += 1
         return counted, time.monotonic() - began
 

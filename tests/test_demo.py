@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -22,7 +24,10 @@ from provisioner.cli import demo_progress
 from provisioner.cli.demo import demo
 from provisioner.cli.demo_progress import LiveDisplay, Page, PlainDisplay, Progress
 from provisioner.monitor.metrics import Metrics
+from provisioner.simulate import csr, pki
 from provisioner.simulate.counts import Counts
+from provisioner.simulate.networks import NETWORKS
+from provisioner.simulate.trust_x509 import CertificateTrust
 
 #: The package's own attribute of that name is the command.
 MODULE = importlib.import_module("provisioner.cli.demo")
@@ -174,9 +179,9 @@ choria_provisioner_rpc_errors{{rpc="choria_provision#jwt",site="demo"}} 2"""
 # --- the helper
 
 
-def ask_helper(notes: Path, document: object) -> subprocess.CompletedProcess[str]:
+def ask_helper(notes: Path, document: object, *more: str) -> subprocess.CompletedProcess[str]:
     text = document if isinstance(document, str) else json.dumps(document)
-    return subprocess.run(["sh", HELPER, notes], input=text, capture_output=True, text=True, check=False)
+    return subprocess.run(["sh", HELPER, notes, *more], input=text, capture_output=True, text=True, check=False)
 
 
 def known(**facts: str) -> dict[str, object]:
@@ -216,6 +221,84 @@ def test_the_helper_refuses_what_it_does_not_understand(tmp_path: Path, document
     assert list(tmp_path.iterdir()) == []
 
 
+def test_for_an_organization_the_helper_names_its_issuer_and_the_files_of_the_server(tmp_path: Path) -> None:
+    key = {"public_key": "aa", "directory": "/etc/choria", "signature": "bb"}
+    document = {**known(role="db", approval="granted"), "ed25519_pubkey": key}
+    answer = json.loads(ask_helper(tmp_path, document, "0f" * 32).stdout)
+    assert answer["server_claims"] == {"permissions": {"submission": True, "streams": True}}
+    assert {key: value for key, value in answer["configuration"].items() if ".security." in key} == {
+        "plugin.security.provider": "choria",
+        "plugin.security.issuer.names": "choria",
+        "plugin.security.issuer.choria.public": "0f" * 32,
+        "plugin.security.choria.token_file": "/etc/choria/server.jwt",
+        "plugin.security.choria.seed_file": "/etc/choria/server.seed",
+    }
+    for directory in ('/etc/"', "", "/a b"):
+        document["ed25519_pubkey"] = {**key, "directory": directory}
+        assert ask_helper(tmp_path, document, "0f" * 32).returncode == 1
+    assert ask_helper(tmp_path, known(role="db", approval="granted"), "0f" * 32).returncode == 1
+
+
+# --- the helper that signs
+
+
+class Signer:
+    """Runs the helper for networks with certificates."""
+
+    def __init__(self, directory: Path) -> None:
+        self.notes = directory / "notes"
+        self.notes.mkdir()
+        self.authority = pki.authority()
+        self.key = csr.new_key()
+        self._files = directory / "ca.pem", directory / "ca-key.pem"
+        self._files[0].write_text(pki.pem(self.authority.certificate))
+        self._files[1].write_text(pki.key_pem(self.authority.key))
+
+    def known(self, **changes: object) -> dict[str, object]:
+        subject = {"c": "", "l": "", "o": "", "ou": "", "cn": "web1.example.net"}
+        request = {"csr": csr.request(self.key, subject), "public_key": "", "ssldir": "/etc/choria/ssl"}
+        return {**known(role="web", approval="granted"), "csr": request, **changes}
+
+    def ask(self, document: object) -> subprocess.CompletedProcess[str]:
+        helper = HELPER.with_name("sample_helper_x509.py")
+        command: list[str | Path] = [sys.executable, "-I", helper, self.notes, *self._files]
+        return subprocess.run(command, input=json.dumps(document), capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    return Signer(tmp_path)
+
+
+def test_the_signing_helper_gives_a_certificate_that_its_server_can_live_with(signer: Signer) -> None:
+    answer = json.loads(signer.ask(signer.known()).stdout)
+    assert (answer["configuration"]["collectives"], answer["ssldir"]) == ("choria,web", "/etc/choria/ssl")
+    files = {"certificate": answer["certificate"], "ca": answer["ca"], "private": csr.private_pem(signer.key)}
+    CertificateTrust(signer.authority.certificate).check_server(
+        answer["configuration"],
+        {f"/etc/choria/ssl/{name}.pem": text for name, text in files.items()},
+        identity="web1.example.net",
+    )
+
+
+def test_the_signing_helper_defers_once(signer: Signer) -> None:
+    document = signer.known(inventory=known(role="db", approval="pending")["inventory"])
+    first, second = (json.loads(signer.ask(document).stdout) for _ in range(2))
+    assert first["defer"] is True
+    assert second["certificate"].startswith("-----BEGIN CERTIFICATE-----")
+    assert [note.name for note in signer.notes.iterdir()] == ["web1.example.net"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"identity": "../x"}, {"csr": None}, {"inventory": "{}"}, {"csr": {"csr": "x", "ssldir": "/s"}}]
+)
+def test_the_signing_helper_refuses_what_it_does_not_understand(signer: Signer, changes: dict[str, object]) -> None:
+    answer = signer.ask(signer.known(**changes))
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert len(answer.stderr.splitlines()) == 1
+    assert list(signer.notes.iterdir()) == []
+
+
 # --- the command
 
 
@@ -229,16 +312,41 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_it_provisions_everything_agrees_and_cleans_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "proof"),
+    [
+        ("insecure", ""),
+        ("x509", "proved fit            19  their certificates are of the CA, for their names, and fit their keys"),
+        ("org", "proved fit            19  their tokens verify by the broker's rules, and fit their seeds"),
+    ],
+)
+def test_it_provisions_everything_agrees_and_cleans_up(
+    kind: str, proof: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # what is deferred or fails comes back after a minute only
     monkeypatch.setattr(MODULE, "_unusual", lambda _count: (0, 0))
-    result = CliRunner().invoke(demo, ["--servers", "20", "--seconds-to-boot", "1"])
+    result = CliRunner().invoke(demo, ["--network", kind, "--servers", "20", "--seconds-to-boot", "1"])
     assert result.exit_code == 0, result.output
     assert "All 19 good servers are provisioned." in result.output
     found = re.findall(r"(?:found by event|by discovery) +(\d+)", result.output)
     assert sum(map(int, found)) == 20
     assert 'choria_provisioner_provisioned{site="demo"} 19' in result.output
+    assert proof in result.output
+    signed = re.findall(r"signed requests +(\d+)", result.output)
+    assert bool(signed) is (kind != "insecure")
+    assert all(int(number) > 19 * 5 for number in signed)
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("counted", ["unfit", "bad_signatures"])
+def test_what_would_not_do_on_a_real_network_is_a_failure_at_once(counted: str, tmp_path: Path) -> None:
+    network = NETWORKS["insecure"](tmp_path)
+    fleet = network.fleet("nats://127.0.0.1:1", [])
+    watch = MODULE._Watch(network, fleet, MODULE._Daemon(network), started=0.0, limit=math.inf)
+    counts = Counts(servers=9, objections=collections.Counter({"it is wrong": 2}))
+    setattr(counts, counted, 2)
+    with pytest.raises(MODULE.DemoError, match=r"it is wrong \(2 times\)"):
+        watch.over(progress(counts))
 
 
 def test_what_was_not_provisioned_in_time_is_a_failure_whose_logs_are_kept(

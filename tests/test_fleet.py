@@ -6,9 +6,10 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import attrs
 import pytest
 
 from provisioner.choria import brokers, discovery, lifecycle, tls
@@ -20,9 +21,11 @@ from provisioner.errors import ProvisionerError
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.counts import Counts
+from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server, Site
+from provisioner.simulate.trust import UntrustedError
 
 #: Longer than anything here takes on the slowest machine.
 PATIENCE_SECONDS = 20.0
@@ -215,6 +218,60 @@ def test_a_server_restarted_without_the_decisive_setting_comes_back_and_announce
     assert fleet.counts().duplicate_configures == 0
 
 
+def test_a_server_that_upgrades_says_so_and_comes_back_with_its_new_version(network: Network, start: Start) -> None:
+    upgraded, startups = network.events("upgraded"), network.events("startup")
+    repository = "https://releases.example.net"
+    fleet = start(server(1, site=attrs.evolve(SITE, upgradable=True, repository=repository, releases=("0.31.0",))))
+    name = "n1.example.net"
+    with pytest.raises(RefusedError, match="rolled back"):
+        network.call(name, "release_update", repository=repository, version="0.32.0")
+    network.call(name, "release_update", repository=repository, version="0.31.0")
+    event = json.loads(upgraded.get(timeout=PATIENCE_SECONDS).payload)["data"]
+    assert (event["version"], event["new_version"]) == ("0.30.0", "0.31.0")
+    startup = json.loads(startups.get(timeout=PATIENCE_SECONDS).payload)["data"]
+    assert (startup["identity"], startup["version"]) == (name, "0.31.0")
+    assert network.call(name, "inventory", "rpcutil")["version"] == "0.31.0"
+    counts = fleet.counts()
+    assert (counts.upgraded, counts.returned, counts.provisioned, counts.gone) == (1, 1, 0, 0)
+
+
+class Strict:
+    """A network in which nothing is ever right."""
+
+    def check_request(self, signed: bytes, *, signature: str, proof: str, caller: str) -> str:
+        return f"{caller} sent {len(signed) > 0}, {signature}, {proof}"
+
+    def check_server(self, settings: Mapping[str, str], files: Mapping[str, str], *, identity: str) -> None:
+        raise UntrustedError(
+            f"{identity} with {len(files)} file is not fit: {settings['plugin.choria.server.provision']}"
+        )
+
+
+def test_a_server_that_cannot_live_with_what_it_got_does_not_count_as_provisioned(
+    network: Network, start: Start
+) -> None:
+    fleet = start(server(1, site=attrs.evolve(SITE, trust=Strict())))
+    network.configure("n1.example.net")
+    network.call("n1.example.net", "restart", splay=1)
+    counts = wait(fleet, lambda counts: counts.gone == 1)
+    assert (counts.unfit, counts.provisioned, counts.complete) == (1, 0, False)
+    assert counts.objections == {"n1.example.net with 1 file is not fit: false": 1}
+
+
+def test_a_wrong_signature_is_counted_and_answered_all_the_same(network: Network, start: Start) -> None:
+    fleet = start(server(1), envelopes=EnvelopesV1(Strict().check_request))
+    network.call("n1.example.net", "jwt")
+    counts = fleet.counts()
+    assert (counts.good_signatures, counts.bad_signatures, counts.dropped) == (0, 1, 0)
+    assert counts.objections == {"choria=prov.example.net sent True, insecure, insecure": 1}
+
+
+def test_where_nobody_looks_at_signatures_none_is_counted(network: Network, start: Start) -> None:
+    fleet = start(server(1))
+    network.call("n1.example.net", "jwt")
+    assert (fleet.counts().good_signatures, fleet.counts().bad_signatures) == (0, 0)
+
+
 def test_a_server_told_to_shut_down_at_once_is_gone_without_an_answer(network: Network, start: Start) -> None:
     fleet = start(server(1, draw=lambda _below: 0))
     with pytest.raises(SilenceError):
@@ -276,10 +333,10 @@ def test_a_server_that_misbehaves_cannot_be_provisioned(way: Misbehaviour, netwo
 
     def fetch_jwt() -> None:
         session.call("choria_provision", "jwt", {"token": "s3cret"}, timeout=0.3).text("jwt")
-        network.connector.flush()
 
-    with pytest.raises(RPCError):  # noqa: PT012 some ways are noticed with the first reply, some after it
+    with pytest.raises(RPCError):  # noqa: PT012 one way is noticed some time after the first reply, all others with it
         fetch_jwt()
+        until(lambda: session.conflict)
         fetch_jwt()
     network.call("n2.example.net", "jwt")
     assert network.discover() == ["n1.example.net", "n2.example.net"]

@@ -6,8 +6,6 @@ import contextlib
 import http.client
 import os
 import random
-import secrets
-import shlex
 import shutil
 import signal
 import socket
@@ -20,9 +18,7 @@ from types import FrameType
 
 import attrs
 import click
-import yaml
 
-import provisioner.simulate
 from provisioner.cli.demo_progress import (
     MAIN_METRICS,
     Page,
@@ -32,10 +28,10 @@ from provisioner.cli.demo_progress import (
     summary,
 )
 from provisioner.errors import ProvisionerError
-from provisioner.simulate import tokens
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
+from provisioner.simulate.networks import NETWORKS, Network
 from provisioner.simulate.server import Server, Site
 
 #: Of all servers, the part that is up before the provisioner starts.
@@ -65,9 +61,6 @@ METRICS_TIMEOUT_SECONDS = 2.0
 WORKERS = 8
 
 ROLES = ("app", "db", "web")
-#: The requests that a provisioning takes, as the metrics' labels name them.
-RPCS = ("choria_provision#jwt", "rpcutil#inventory", "choria_provision#configure", "choria_provision#restart")
-
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -88,8 +81,19 @@ class Interrupted(Exception):  # noqa: N818 not an error
 
     choria-provisioner demo
 
+    choria-provisioner demo --network org
+
     choria-provisioner demo --servers 1000 --seconds-to-boot 30 --keep
     """
+)
+@click.option(
+    "--network",
+    "kind",
+    default="insecure",
+    show_default=True,
+    type=click.Choice(list(NETWORKS)),
+    help="insecure: protocol 1, no TLS, nothing signed; x509: mutual TLS, every server gets a certificate; org: "
+    "protocol 2, an organization's issuer, every server gets a token.",
 )
 @click.option("--servers", default=200, show_default=True, type=click.IntRange(5, 5000), help="How many servers.")
 @click.option(
@@ -100,19 +104,20 @@ class Interrupted(Exception):  # noqa: N818 not an error
     help="Time over which the servers boot; a few are up before the provisioner starts.",
 )
 @click.option("--keep", is_flag=True, help="Keep the directory with configuration and logs.")
-def demo(servers: int, seconds_to_boot: float, keep: bool) -> None:
+def demo(kind: str, servers: int, seconds_to_boot: float, keep: bool) -> None:
     """See a fleet of simulated servers being provisioned.
 
     Starts a NATS server, simulated servers that wait to be provisioned, and the provisioner with a sample helper, all
     on this machine and on ports of their own. Some servers are deferred once, some fail once, one misbehaves for ever.
-    Takes a little more than a minute. The exit code is 0 when every good server was provisioned.
+    On a secured network every server verifies what it is given and who asks it. Takes a little more than a minute. The
+    exit code is 0 when every good server was provisioned.
     """
     directory = Path(tempfile.mkdtemp(prefix="choria-provisioner-demo-"))
     stop = _StopRequest()
     code = EXIT_FAILURE
     try:
         with stop:
-            _run(directory, servers, seconds_to_boot, stop)
+            _run(kind, directory, servers, seconds_to_boot, stop)
         code = EXIT_OK
     except Interrupted:
         code = EXIT_SIGNAL + stop.signum
@@ -149,41 +154,40 @@ class _StopRequest:
         self.signum = signum
 
 
-def _run(directory: Path, servers: int, seconds_to_boot: float, stop: _StopRequest) -> None:
+def _run(kind: str, directory: Path, servers: int, seconds_to_boot: float, stop: _StopRequest) -> None:
     """Set everything up, watch, tear it down and sum it up.
 
     :raises ProvisionerError: when it does not go as it should
     """
     started = time.monotonic()
-    notes = directory / "deferred"
-    notes.mkdir()
-    click.echo(_introduction(directory, servers, seconds_to_boot))
+    click.echo(_introduction(kind, directory, servers, seconds_to_boot))
+    network = NETWORKS[kind](directory)
     with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(NatsServer())
+        broker = stack.enter_context(NatsServer(network.broker))
         stop.check()
-        site, public_key = _site(broker.url)
-        fleet = Fleet(broker.url, _servers(servers, seconds_to_boot, site))
+        fleet = network.fleet(broker.url, _servers(servers, seconds_to_boot, network.site(broker.url)))
         stack.callback(fleet.stop)
         fleet.start()
         stop.check()
-        daemon = _Daemon(directory)
-        daemon.configure(broker.url, site.token, public_key, notes)
+        daemon = _Daemon(network)
+        daemon.configure(broker.url)
         stack.callback(daemon.stop)
         daemon.start()
-        watch = _Watch(fleet, daemon, notes, started, limit=started + PATIENCE_SECONDS + seconds_to_boot)
+        patience = PATIENCE_SECONDS + seconds_to_boot + servers * network.helper_seconds
+        watch = _Watch(network, fleet, daemon, started, limit=started + patience)
         final = _show(watch, stop)
         if code := daemon.stop():
             raise DemoError(f"the provisioner left with exit code {code}")
-    _sum_up(final)
+    _sum_up(final, network)
 
 
-def _introduction(directory: Path, servers: int, seconds_to_boot: float) -> str:
+def _introduction(kind: str, directory: Path, servers: int, seconds_to_boot: float) -> str:
     deferred, failing = _unusual(servers)
     text = (
-        f"{servers} simulated servers boot within {seconds_to_boot:.0f} s and want to be provisioned. The helper "
-        f"will defer {deferred} of them once, {failing} will fail once, one misbehaves for ever. Broker, provisioner "
-        "and helper are real. What was deferred or failed comes back with the next discovery, a minute after the "
-        "first one."
+        f"Network: {kind}. {servers} simulated servers boot within {seconds_to_boot:.0f} s and want to be provisioned. "
+        f"The helper will defer {deferred} of them once, {failing} will fail once, one misbehaves for ever. Broker, "
+        "provisioner and helper are real. What was deferred or failed comes back with the next discovery, a minute "
+        "after the first one."
     )
     width = min(80, shutil.get_terminal_size().columns)
     where = f"Configuration and logs (gone at the end, unless --keep is given):\n{directory}"
@@ -205,9 +209,9 @@ def _show(watch: _Watch, stop: _StopRequest) -> Progress:
             time.sleep(LOOK_SECONDS)
 
 
-def _sum_up(final: Progress) -> None:
+def _sum_up(final: Progress, network: Network) -> None:
     click.echo(f"\nAll {final.counts.servers} good servers are provisioned.\n")
-    for line in summary(final, RPCS):
+    for line in summary(final, network.rpcs, network.proofs):
         click.echo(line)
     click.echo("\nThe main lines of the provisioner's metrics:\n")
     for line in final.page.lines(MAIN_METRICS):
@@ -219,13 +223,12 @@ def _sum_up(final: Progress) -> None:
 class _Watch:
     """Puts together what the servers, the daemon and the helper know, and sees when it is over.
 
-    :ivar notes: directory in which the helper leaves a file for every server that it has deferred
     :ivar limit: when it is too late, on the monotonic clock like all times here
     """
 
+    network: Network
     fleet: Fleet
     daemon: _Daemon
-    notes: Path
     started: float
     limit: float
     _page: Page = attrs.field(factory=Page)
@@ -245,7 +248,7 @@ class _Watch:
             elapsed=now - self.started,
             counts=self.fleet.counts(),
             page=self._page,
-            deferred=sum(1 for _ in self.notes.iterdir()),
+            deferred=sum(1 for _ in self.network.notes.iterdir()),
             next_discovery=next_discovery,
         )
 
@@ -255,8 +258,11 @@ class _Watch:
         :raises DemoError: when that cannot be any more
         """
         counts, page, now = progress.counts, progress.page, time.monotonic()
+        if counts.unfit or counts.bad_signatures:
+            reasons = "; ".join(f"{reason} ({times} times)" for reason, times in counts.objections.items())
+            raise DemoError(f"what the provisioner has sent would not do on a real network: {reasons}")
         if counts.complete and not page.value("busy_workers") and not page.value("work_queue_entries"):
-            different = disagreements(progress, RPCS)
+            different = disagreements(progress, self.network.rpcs)
             if not different:
                 return True
             self._settled_by = self._settled_by or now + SETTLE_SECONDS
@@ -271,56 +277,39 @@ class _Watch:
 class _Daemon:
     """The provisioner as a process of its own, in a directory that has all its files."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._directory = network.directory
         self._port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._answered = False
 
-    def configure(self, broker: str, token: str, public_key: bytes, notes: Path) -> None:
-        """Write its configuration files.
-
-        :param public_key: verifies provisioning JWTs, PEM
-        :param notes: directory for the helper
-        """
-        helper = Path(provisioner.simulate.__file__).with_name("sample_helper.sh")
-        verify = self._directory / "provisioning-jwt.pem"
-        verify.write_bytes(public_key)
-        settings = {
-            "workers": WORKERS,
-            "interval": f"{INTERVAL_SECONDS:.0f}s",
-            "logfile": str(self._directory / "provisioner.log"),
-            "loglevel": "info",
-            "helper": shlex.join(["/bin/sh", str(helper), str(notes)]),
-            "token": token,
-            "choria_insecure": True,
-            "site": "demo",
-            "monitor_port": self._port,
-            "monitor_address": "127.0.0.1",
-            "shutdown_grace": "2s",
-            "jwt_verify_cert": str(verify),
-            "features": {"jwt": True},
-        }
-        (self._directory / "provisioner.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        (self._directory / "choria.cfg").write_text(
-            "identity = provisioner.example.net\n"
-            "plugin.security.provider = file\n"
-            "plugin.choria.use_srv = false\n"
-            f"plugin.choria.middleware_hosts = {broker}\n"
+    def configure(self, broker: str) -> None:
+        """Write its configuration files."""
+        self._network.configure(
+            broker,
+            workers=WORKERS,
+            interval=f"{INTERVAL_SECONDS:.0f}s",
+            logfile=str(self._directory / "provisioner.log"),
+            loglevel="info",
+            site="demo",
+            monitor_port=self._port,
+            monitor_address="127.0.0.1",
+            shutdown_grace="2s",
         )
 
     def start(self) -> None:
         """Start it, out of reach of the terminal's Ctrl-C and of what its environment and directory may hold."""
         command = [sys.executable, "-m", "provisioner", "run", "--config", "provisioner.yaml"]
-        environment = {
+        inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("MCOLLECTIVE_", "CHORIA_"))
         }
         with (self._directory / "provisioner.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--choria-config", "choria.cfg"],
                 cwd=self._directory,
-                env=environment,
+                env={**inherited, **self._network.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -361,13 +350,6 @@ class _Daemon:
         if self._process.poll() is None:
             self._process.kill()
         return self._process.wait()
-
-
-def _site(broker: str) -> tuple[Site, bytes]:
-    """Give what the servers have in common, and the key that verifies their provisioning JWT."""
-    token = secrets.token_hex(16)
-    jwt, public_key = tokens.issue(token, broker)
-    return Site(token=token, jwt=jwt), public_key
 
 
 def _servers(count: int, seconds: float, site: Site) -> list[Server]:

@@ -220,8 +220,11 @@ def disagreements(progress: Progress, rpcs: tuple[str, ...]) -> list[str]:
     ]
 
 
-def summary(progress: Progress, rpcs: tuple[str, ...]) -> Iterator[str]:
-    """Sum a finished demo up, line by line."""
+def summary(progress: Progress, rpcs: tuple[str, ...], proofs: tuple[str, ...] = ()) -> Iterator[str]:
+    """Sum a finished demo up, line by line.
+
+    :param proofs: on a secured network what a provisioned server has proved, and what the signature of a request has
+    """
     counts, page = progress.counts, progress.page
     rows = (
         ("servers", progress.total, f"of which {counts.misbehaving} cannot be provisioned"),
@@ -240,6 +243,10 @@ def summary(progress: Progress, rpcs: tuple[str, ...]) -> Iterator[str]:
     )
     for name, number, text in rows:
         yield f"  {name:<18}{number:>6}  {text}".rstrip()
+    for name, number, text in zip(
+        ("proved fit", "signed requests"), (counts.provisioned, counts.good_signatures), proofs, strict=False
+    ):
+        yield f"  {name:<18}{number:>6}  {text}"
     yield ""
     yield f"  {'duration':<18}{progress.elapsed:>6.1f}  seconds"
     yield f"  {'rate':<18}{counts.servers_per_minute:>6.0f}  servers a minute, all waiting included"

@@ -15,10 +15,11 @@ def subject(event: str) -> str:
     return f"choria.lifecycle.event.{event}.{COMPONENT}"
 
 
-def payload(event: str, *, identity: str, version: str, now: float) -> bytes:
-    """Give an event of type ``startup``, ``provisioned`` or ``shutdown``.
+def payload(event: str, *, identity: str, version: str, now: float, new_version: str = "") -> bytes:
+    """Give an event of type ``startup``, ``provisioned``, ``upgraded`` or ``shutdown``.
 
     :param now: seconds since the epoch
+    :param new_version: what the server was upgraded to
     """
     protocol, unique = f"io.choria.lifecycle.v1.{event}", str(uuid.uuid4())
     data = {
@@ -28,8 +29,10 @@ def payload(event: str, *, identity: str, version: str, now: float) -> bytes:
         "component": COMPONENT,
         "timestamp": int(now),
     }
-    if event == "startup":
+    if event in ("startup", "upgraded"):
         data["version"] = version
+    if event == "upgraded":
+        data["new_version"] = new_version
     wrapper = {
         "specversion": "1.0",
         "id": unique,

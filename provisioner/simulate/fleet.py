@@ -13,9 +13,10 @@ import itertools
 import logging
 import queue
 import re
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -50,6 +51,8 @@ class Fleet:
     """Runs servers on a broker, in one thread beside that of the connection.
 
     :param broker: its URL
+    :param login: members of CONNECT that prove who the servers are
+    :param tls_context: makes the context of a connection that must be encrypted; None: it need not be
     :param latency: seconds that every server takes to reply
     :param noise: discoveries are also answered by identities that no server may have, and worse
     """
@@ -60,6 +63,8 @@ class Fleet:
         servers: Sequence[Server],
         *,
         envelopes: Envelopes | None = None,
+        login: Mapping[str, str] | None = None,
+        tls_context: Callable[[], ssl.SSLContext] | None = None,
         latency: float = 0.0,
         noise: bool = False,
     ) -> None:
@@ -72,8 +77,9 @@ class Fleet:
             lambda: [address],
             name="simulated-fleet",
             reply_prefix="_INBOX.simulated-fleet",
-            authenticate=lambda _info: {},
-            tls_context=tls.system_trust_context,
+            authenticate=lambda _info: login or {},
+            tls_context=tls_context or tls.system_trust_context,
+            tls_always=tls_context is not None,
             metrics=ConnectorMetrics(),
         )
         self._thread = threading.Thread(target=self._run, name="simulated-fleet", daemon=True)
@@ -120,7 +126,8 @@ class Fleet:
     def counts(self) -> Counts:
         """Give a copy of the counters."""
         with self._changed:
-            return attrs.evolve(self._counts, actions=self._counts.actions.copy())
+            counts = self._counts
+            return attrs.evolve(counts, actions=counts.actions.copy(), objections=counts.objections.copy())
 
     def wait(self, condition: Callable[[Counts], bool], timeout: float) -> bool:
         """Wait until the counters meet a condition; gives False when they do not within `timeout` seconds."""
@@ -188,6 +195,11 @@ class Fleet:
         except DroppedError as reason:
             self._drop(reason)
             return
+        if request.objection is not None:
+            with self._counting() as counts:
+                counts.good_signatures += not request.objection
+                counts.bad_signatures += bool(request.objection)
+                counts.objections.update([request.objection] if request.objection else [])
         if server is not None:
             self._deliver(server, request)
             return
@@ -232,6 +244,7 @@ class Fleet:
                 counts.first_request = now
             if answer.action == "choria_provision#configure" and answer.status == 0:
                 counts.duplicate_configures += server.good and server.configures > 1
+            counts.upgraded += answer.action == "choria_provision#release_update" and answer.status == 0
             counts.lock_conflicts += answer.text == LOCKED
             if server.failures:
                 self._failed.add(server)
@@ -241,6 +254,9 @@ class Fleet:
                 if server.departure.provisioned and server.good:
                     counts.provisioned += 1
                     counts.last_restart = now
+                if server.departure.objection and server.good:
+                    counts.unfit += 1
+                    counts.objections[server.departure.objection] += 1
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[Counts]:
@@ -276,8 +292,13 @@ class Fleet:
             self._lose(f"a broker forbids to reply on {request.reply_to!r}")
 
     def _announce(self, server: Server, event: str) -> None:
-        version, now = server.site.version, server.wall_clock()
-        payload = events.payload(event, identity=server.identity, version=version, now=now)
+        payload = events.payload(
+            event,
+            identity=server.identity,
+            version=server.version,
+            now=server.wall_clock(),
+            new_version=server.next_version,
+        )
         self._publish(events.subject(event), payload)
 
     def _publish(self, subject: str, payload: bytes) -> None:

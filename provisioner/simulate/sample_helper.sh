@@ -1,12 +1,14 @@
 #!/bin/sh
 # A sample helper: reads what is known of a server, prints what is to become of it.
 #
-#     sample_helper.sh DIRECTORY
+#     sample_helper.sh DIRECTORY [ISSUER]
 #
 # A server whose facts say that its approval is pending is deferred, once; DIRECTORY holds a file for each that was.
+# With the public key of an organization's issuer the server is configured for that organization's network.
 # It uses nothing but the shell itself, since starting programs is what takes a helper's time.
 
 notes=$1
+issuer=$2
 
 fail() {
     echo "$1" >&2
@@ -44,16 +46,31 @@ if [ "$value" = pending ] && [ ! -e "$notes/$identity" ]; then
     exit 0
 fi
 
-answer='{
-  "configuration": {
-    "plugin.choria.server.provision": "false",
-    "plugin.choria.middleware_hosts": "broker.example.net:4222",
-    "plugin.choria.use_srv": "false",
-    "identity": "%s",
-    "collectives": "choria,%s",
-    "loglevel": "info"
+security=
+claims=
+if [ -n "$issuer" ]; then
+    # where the server has put its seed, and will put its token
+    value_of '"directory"' '"'
+    case $value in
+    '' | *[!A-Za-z0-9._/-]*) fail "the directory is not one that this helper takes" ;;
+    esac
+    security='
+    "plugin.security.provider": "choria",
+    "plugin.security.issuer.names": "choria",
+    "plugin.security.issuer.choria.public": "'$issuer'",
+    "plugin.security.choria.token_file": "'$value'/server.jwt",
+    "plugin.security.choria.seed_file": "'$value'/server.seed",'
+    claims='
+  "server_claims": {"permissions": {"submission": true, "streams": true}},'
+fi
+
+echo "{$claims
+  \"configuration\": {
+    \"plugin.choria.server.provision\": \"false\",
+    \"plugin.choria.middleware_hosts\": \"broker.example.net:4222\",
+    \"plugin.choria.use_srv\": \"false\",$security
+    \"identity\": \"$identity\",
+    \"collectives\": \"choria,$role\",
+    \"loglevel\": \"info\"
   }
-}
-'
-# shellcheck disable=SC2059
-printf "$answer" "$identity" "$role"
+}"

@@ -1,41 +1,73 @@
-"""The provisioning JWT that a site puts on its servers, signed by a key made for the occasion."""
+"""The tokens that a site hands out, signed by keys made for the occasion."""
 
 from __future__ import annotations
 
 import time
-import uuid
+from collections.abc import Mapping
+from typing import Any
 
 import jwt
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+from provisioner.simulate import ksuid
 
 #: How long a token is valid.
-VALIDITY_SECONDS = 24 * 3600
+VALIDITY_SECONDS = 365 * 24 * 3600
+#: The name of the organization, which selects the issuer at the broker.
+ORGANIZATION = "choria"
 
 
-def issue(token: str, broker: str) -> tuple[str, bytes]:
-    """Make a provisioning JWT.
+def provisioning(token: str, *, broker: str, key: RSAPrivateKey | Ed25519PrivateKey, secure: bool = True) -> str:
+    """Make the provisioning JWT that is put on servers.
 
     :param token: the shared secret that goes into it
     :param broker: URL of the broker that servers find in it
-    :returns: the JWT, and the public key that verifies it as PEM
+    :param key: of the organization's issuer, whose servers then speak protocol 2; or a site's RSA key
+    :param secure: the network is not an insecure one
     """
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    now = int(time.time())
+    organization = isinstance(key, Ed25519PrivateKey)
     claims = {
         "cht": token,
-        "chs": False,
+        "chs": secure,
         "chu": broker,
         "chpd": True,
         "extensions": None,
-        "ou": "choria",
         "purpose": "choria_provisioning",
-        "iss": "Choria Tokens Package",
         "sub": "choria_provisioning",
-        "exp": now + VALIDITY_SECONDS,
-        "nbf": now,
-        "iat": now,
-        "jti": uuid.uuid4().hex,
+        "iss": "Choria Tokens Package",
+        **({"v2": True} if organization else {}),
+        **_common(),
     }
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return jwt.encode(claims, key, algorithm="RS256"), public
+    return jwt.encode(claims, key, algorithm="EdDSA" if organization else "RS256")
+
+
+def chain_issuer(caller: str, *, issuer: Ed25519PrivateKey, public: str) -> str:
+    """Make the token of a provisioner that may sign the tokens of servers.
+
+    :param caller: its caller id
+    :param issuer: key of the organization's issuer
+    :param public: the provisioner's public key, hexadecimal
+    """
+    common = _common()
+    claims = {
+        "callerid": caller,
+        "permissions": {"provisioner": True, "fleet_management": True},
+        "purpose": "choria_client_id",
+        "public_key": public,
+        "iss": f"I-{hexadecimal(issuer)}",
+        "tcs": issuer.sign(f"{common['jti']}.{public}".encode()).hex(),
+        **common,
+    }
+    return jwt.encode(claims, issuer, algorithm="EdDSA")
+
+
+def hexadecimal(key: Ed25519PrivateKey) -> str:
+    """Give the public half of a key as tokens and configurations have it."""
+    return key.public_key().public_bytes_raw().hex()
+
+
+def _common() -> Mapping[str, Any]:
+    now = int(time.time())
+    unique = ksuid.new(now)
+    return {"ou": ORGANIZATION, "exp": now + VALIDITY_SECONDS, "nbf": now, "iat": now, "jti": unique}
