@@ -274,6 +274,30 @@ def test_discoveries_follow_when_the_connection_comes_back_since_servers_may_com
 
 
 @pytest.mark.usefixtures("quick_retries")
+def test_a_paused_instance_looks_no_more_often_after_a_reconnection(
+    daemon: Daemon,
+    broker: NatsServer,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(scheduler, "RETURN_SECONDS", (0.5, 1.0))
+    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.01)
+    turns: list[float] = []
+    monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: turns.append(time.monotonic()))
+    daemon.config.pause()
+    daemon.start()
+    eventually(lambda: daemon.connector.connected)
+    broker.restart()
+    eventually(lambda: daemon.connector.connections == 2)
+    back = time.monotonic()
+    eventually(lambda: turns[-1] > back + 2)
+
+    assert sum("not discovering: paused" in line for line in caplog.messages) <= 4
+
+
+@pytest.mark.usefixtures("quick_retries")
 def test_a_broker_that_is_away_is_an_error_of_the_discovery_and_not_of_the_daemon(
     daemon: Daemon, broker: NatsServer, start_fleet: StartFleet, eventually: Eventually
 ) -> None:

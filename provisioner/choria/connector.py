@@ -87,7 +87,7 @@ __all__ = (
 #: How long messages under way are awaited on a connection that was exchanged for another.
 READ_OUT_SECONDS = 1.0
 #: How long close() waits for the reader, which only a callback that blocks can hold up.
-JOIN_SECONDS = 10.0
+JOIN_SECONDS = 3.0
 #: How often it interrupts the reader meanwhile.
 INTERRUPT_SECONDS = 0.05
 

@@ -88,7 +88,8 @@ class Scheduler:
         self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
         self._threads = [self._listener, self._finisher, *self._workers]
         self._turned = time.monotonic()
-        # by the monotonic clock; the first is written by the thread of the connection, the second by the main thread
+        # by the monotonic clock: when the connection came back, written by its thread, and when a discovery was due
+        # last, written by the main thread
         self._reconnected = self._discovered = -math.inf
         # holds one entry at most: a trigger that is pending is not doubled
         self._triggers: queue.Queue[str] = queue.Queue(1)
@@ -126,11 +127,11 @@ class Scheduler:
 
     def discover(self) -> None:
         """Ask the network who wants to be provisioned, and admit those who answer."""
+        self._discovered = time.monotonic()
         if self._config.paused:
             LOG.info("not discovering: paused")
             return
         self._metrics.discover_cycles.inc()
-        self._discovered = time.monotonic()
         try:
             sightings = discovery.discover(
                 self._connector,
@@ -184,7 +185,8 @@ class Scheduler:
         self._discover_safely()
         while not self._shutdown.requested:
             self._turned = time.monotonic()
-            if dead := [thread.name for thread in self._threads if not thread.is_alive()]:
+            dead = [thread.name for thread in self._threads if not thread.is_alive()]
+            if dead and not self._shutdown.requested:  # asked in this order: they also end when that is requested
                 LOG.critical("thread %s died: leaving", ", ".join(dead))
                 self._shutdown.request()
                 return False
