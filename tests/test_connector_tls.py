@@ -176,7 +176,8 @@ class TestAgreed:
 def test_any_thread_may_send_at_any_time(localhost: Files, authority: Authority) -> None:
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(localhost.certificate, localhost.key)
-    client_context = ssl.create_default_context(cafile=str(authority.certificate))
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.load_verify_locations(authority.certificate)
 
     def serve() -> list[bytes]:
         sock, _ = listener.accept()

@@ -365,7 +365,7 @@ def test_a_folder_that_is_gone_costs_no_line_of_the_old_file(log_to_file: SetUp,
         ("missing/x.log", "No such file or directory"),
         ("", "Is a directory"),
         ("file/x.log", "Not a directory"),
-        ("nul\0.log", "embedded null byte"),
+        ("nul\0.log", ".*embedded null .*"),
         ("pipe", "No such device or address"),
     ],
 )
