@@ -338,7 +338,7 @@ class TestFiles:
     def test_a_key_that_is_none(self, bench: Bench, content: str) -> None:
         bench.key.write_text(content)
         refusal = bench.refusal()
-        assert refusal == f"jwt_signing_key: {bench.key}: holds no Ed25519 seed, which is 64 hexadecimal digits"
+        assert refusal == f"jwt_signing_key: {bench.key}: holds no seed, which is 64 hexadecimal digits"
 
     def test_files_that_cannot_be_read(self, bench: Bench) -> None:
         bench.token.unlink()

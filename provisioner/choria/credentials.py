@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import attrs
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provisioner.errors import ProvisionerError
 
@@ -21,6 +23,8 @@ EXPIRY_WARNING_SECONDS = 30 * 86400.0
 
 #: How soon replaced files that could not be used are tried again.
 RETRY_SECONDS = 10.0
+
+_SEED = re.compile(r"[0-9a-fA-F]{64}")
 
 _T = TypeVar("_T")
 
@@ -62,6 +66,16 @@ class File:
             raise self.error(error.strerror or type(error).__name__) from None
         except ValueError:
             raise self.error("not the name of a file") from None
+
+    def read_seed(self) -> Ed25519PrivateKey:
+        """The Ed25519 key whose seed is in it.
+
+        :raises CredentialsError: there is none in it, or as in :meth:`read`
+        """
+        text = self.read().decode("ascii", "replace").strip()
+        if not _SEED.fullmatch(text):
+            raise self.error("holds no seed, which is 64 hexadecimal digits")
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
     def error(self, problem: str) -> CredentialsError:
         """The exception for something that is wrong with this file."""

@@ -131,7 +131,7 @@ class Organization:
     def _load(self) -> Credentials:
         problems: list[str] = []
         found = attempt(problems, lambda: _read_token(self._token))
-        key = attempt(problems, lambda: _read_key(self._seed))
+        key = attempt(problems, self._seed.read_seed)
         if found is not None:
             for problem in self._token_problems(*found):
                 problems += self._token.error(problem).problems
@@ -182,13 +182,6 @@ def _read_token(file: File) -> tuple[str, dict[str, Any]]:
         if not isinstance(time, int | float) or isinstance(time, bool) or not 0 <= time < LAST_SECOND:
             raise file.error(f"holds a JWT whose claim {name} is not a number")
     return token, claims
-
-
-def _read_key(file: File) -> Ed25519PrivateKey:
-    text = file.read().decode("ascii", "replace").strip()
-    if not _KEY_HEX.fullmatch(text):
-        raise file.error("holds no seed, which is 64 hexadecimal digits")
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
 
 
 def _issuer_problems(token: str, claims: Mapping[str, Any], issuers: Mapping[str, str]) -> Iterator[str]:

@@ -29,7 +29,6 @@ ISSUER = "Choria Provisioner"
 #: The organization where neither the helper nor the signing token names one.
 ORGANIZATION = "choria"
 
-_KEY_HEX = re.compile(r"[0-9a-fA-F]{64}")
 _SIGNATURE_HEX = re.compile(r"[0-9a-fA-F]{128}")
 _ORGANIZATION_ISSUER = re.compile(r"I-(?P<key>[0-9a-fA-F]{64})")
 _JWS = jwt.PyJWS(algorithms=["EdDSA"])
@@ -66,7 +65,7 @@ class Issuer:
         :raises IssueError: the key or the token cannot be used, or the token has expired
         """
         try:
-            key, signer = self._read_key(), self._read_signer()
+            key, signer = self._key.read_seed(), self._read_signer()
             self._check_pair(key, signer)
         except CredentialsError as error:
             raise IssueError(str(error)) from error
@@ -100,7 +99,7 @@ class Issuer:
     def problems(self) -> list[str]:
         """What is wrong with key and token right now, one line each; for the start, where all is told at once."""
         problems: list[str] = []
-        key = attempt(problems, self._read_key)
+        key = attempt(problems, self._key.read_seed)
         signer = attempt(problems, self._read_signer)
         if key and signer:
             attempt(problems, lambda: self._check_pair(key, signer))
@@ -110,12 +109,6 @@ class Issuer:
         """When the signing token expires, in seconds since the epoch; nothing while there is none that can be read."""
         signer = attempt([], lambda: self._read_signer(even_expired=True))
         return {"signing_token": signer.expiry} if signer else {}
-
-    def _read_key(self) -> Ed25519PrivateKey:
-        seed = self._key.read().decode("ascii", "replace").strip()
-        if not _KEY_HEX.fullmatch(seed):
-            raise self._key.error("holds no Ed25519 seed, which is 64 hexadecimal digits")
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(seed))
 
     def _read_signer(self, *, even_expired: bool = False) -> _Signer | None:
         if self._token is None:
