@@ -23,6 +23,7 @@ import attrs
 
 from provisioner.choria.connector import (
     Connector,
+    ConnectorError,
     Expectation,
     Message,
     NoRespondersError,
@@ -288,7 +289,7 @@ class Session:
         """What a silence means: that of a server whose broker is frozen says nothing about the server."""
         try:
             self._client.connector.flush(CONNECTION_PROOF_SECONDS)
-        except RequestTimeoutError:
+        except ConnectorError:
             return NoBrokerError(f"{what}, and the broker does not answer either")
         return SilenceError(what)
 
