@@ -102,7 +102,8 @@ class TestABrokerThatDies:
     ) -> None:
         caplog.set_level(logging.INFO)
         back = threading.Event()
-        connector = make_connector(broker, on_reconnect=back.set)
+        connector = make_connector(broker)
+        connector.on_reconnect = back.set
         connector.connect(PATIENCE_SECONDS)
         for number in range(50):
             connector.subscribe(f"a.{number}", callback=messages.put)
@@ -324,7 +325,8 @@ class TestABrokerThatFreezes:
 
         done = threading.Event()
         with FakeBroker(script) as fake:
-            connector = make_connector(fake, ping_interval=900.0, on_unclaimed=messages.put)
+            connector = make_connector(fake, ping_interval=900.0)
+            connector.on_unclaimed = messages.put
             connector.connect(PATIENCE_SECONDS)
             assert done.wait(PATIENCE_SECONDS)
             assert connector.connections == 1

@@ -122,8 +122,6 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     :param advise: says which setting may be the cause of a failure, to be added to its text
     :param connect_timeout: seconds for one broker, all its addresses, TLS and login included
     :param ping_interval: seconds between pings; a broker that answers none is given up after twice that time
-    :param on_reconnect: called in the reader thread when a lost connection and its subscriptions are back
-    :param on_unclaimed: called in the reader thread with a reply that nobody waits for
     """
 
     _waiter: threading.Thread | None  # inherited: the reader
@@ -142,8 +140,6 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         connect_timeout: float = 2.0,
         ping_interval: float = 30.0,
         metrics: ConnectorMetrics,
-        on_reconnect: Callable[[], None] | None = None,
-        on_unclaimed: Callable[[Message], None] | None = None,
     ) -> None:
         super().__init__(name=name)
         self._brokers = brokers
@@ -159,8 +155,10 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             ping_interval=ping_interval,
             metrics=metrics,
         )
-        self.on_reconnect = on_reconnect
-        self.on_unclaimed = on_unclaimed
+        #: Called in the reader thread when a lost connection and its subscriptions are back.
+        self.on_reconnect: Callable[[], None] | None = None
+        #: Called in the reader thread with a reply that nobody waits for.
+        self.on_unclaimed: Callable[[Message], None] | None = None
 
         # Writes and the subscriptions (the inherited _subs and _ssid) go by the live connection, so one lock is for
         # them all. A write that is stuck holds it: whoever ends a connection shuts it down before taking the lock.

@@ -82,7 +82,8 @@ class Organization:
     @property
     def login_hint(self) -> str:
         password = "broker_provisioning_password" + ("" if self._settings.login else ", which is not set,")
-        problem = _lifetime_problem(self._credentials().claims, self._clock())
+        claims = self._credentials().claims
+        problem = lifetime_problem(claims.get("nbf"), claims.get("exp"), self._clock())
         return f"{self._token}, which is {problem}" if problem else f"{password} and {self._token}"
 
     def authenticate(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -200,10 +201,6 @@ def _is_signed_by(public: str, token: str) -> bool:
     except jwt.PyJWTError:
         return False
     return True
-
-
-def _lifetime_problem(claims: Mapping[str, Any], now: float) -> str | None:
-    return lifetime_problem(claims.get("nbf"), claims.get("exp"), now)
 
 
 def _lower(claim: object) -> str:

@@ -214,6 +214,11 @@ class Session:
     _client: Client
     conflict: bool = False
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._client.connector.connected
+
     def call(
         self, agent: str, action: str, data: Mapping[str, Any], *, timeout: float, despite_conflict: bool = False
     ) -> RPCReply:

@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from provisioner.choria.connector import ConnectionLostError, Connector, ConnectorError, PayloadTooLargeError
+from provisioner.choria.connector import ConnectionLostError, ConnectorError, PayloadTooLargeError
 from provisioner.choria.retry import RPC_BACKOFF
 from provisioner.choria.rpc import (
     BadReplyError,
@@ -159,7 +159,6 @@ class Node:
     """One server in provisioning mode, for one cycle. Every method raises :class:`HostError` when it gives up."""
 
     session: Session
-    connector: Connector
     config: Config
     metrics: Metrics
     shutdown: Shutdown
@@ -260,7 +259,7 @@ class Node:
         tried = 0
         while True:
             # a broker that restarts must not use up the tries of every host in work
-            _wait(self._timeout(action), lambda: self.connector.connected or held() is not None)
+            _wait(self._timeout(action), lambda: self.session.connected or held() is not None)
             if reason := held():
                 raise StepHeldError(f"{action.label} not sent: {reason}")
             tried += 1

@@ -128,7 +128,6 @@ class Provisioner:
     def _node(self, identity: str) -> Node:
         return Node(
             session=self.client.session(identity),
-            connector=self.client.connector,
             config=self.config,
             metrics=self.metrics,
             shutdown=self.shutdown,

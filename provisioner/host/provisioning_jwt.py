@@ -7,7 +7,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from provisioner.choria.credentials import date
 from provisioner.errors import ConfigurationError, HostError
 
 #: What `purpose` or `sub` says in a provisioning JWT.
@@ -197,9 +197,9 @@ def _check_purpose(claims: dict[str, Any]) -> None:
 def _check_times(claims: dict[str, Any], now: float) -> None:
     not_before, expiry = _seconds(claims, "nbf"), _seconds(claims, "exp")
     if not_before is not None and now < not_before:
-        raise TokenError(f"is not valid before {_date(not_before)}")
+        raise TokenError(f"is not valid before {date(not_before)}")
     if expiry is not None and now >= expiry:
-        raise TokenError(f"is expired since {_date(expiry)}")
+        raise TokenError(f"is expired since {date(expiry)}")
     if claims.get("tcs") not in (None, ""):
         # of an issuer in the middle of a chain, and good for no longer than that one is
         issuer_expiry = claims.get("issexp")
@@ -216,13 +216,6 @@ def _seconds(claims: dict[str, Any], name: str) -> float | None:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _date(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return "a time beyond all calendars"
 
 
 def _shown(value: object) -> str:

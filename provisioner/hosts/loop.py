@@ -46,5 +46,10 @@ class Loop(threading.Thread):
 
     def stuck(self) -> str | None:
         """What is wrong when the present turn has lasted too long, else None. One that does not run is fine."""
-        age = time.monotonic() - self._turned
-        return f"the turn has lasted {age:.0f} s" if self.is_alive() and age > self._limit else None
+        return overdue(self._turned, self._limit) if self.is_alive() else None
+
+
+def overdue(turned: float, limit: float) -> str | None:
+    """What is wrong when a turn that began at `turned`, by the monotonic clock, lasts longer than `limit` seconds."""
+    age = time.monotonic() - turned
+    return f"the turn has lasted {age:.0f} s" if age > limit else None

@@ -16,7 +16,7 @@ from provisioner.host.host import Host
 from provisioner.host.provision import Provisioner
 from provisioner.hosts.finisher import Finisher
 from provisioner.hosts.listener import Listener
-from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS
+from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, overdue
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.worker import Worker
 
@@ -158,9 +158,8 @@ class Scheduler:
             LOG.info("discovered no server that waits (one whose clock is off by more than the ttl stays silent)")
 
     def _stuck(self) -> str | None:
-        age = time.monotonic() - self._turned
         limit = TURN_LIMIT_SECONDS + (self._config.shutdown_grace if self._shutdown.requested else 0.0)
-        return f"the turn has lasted {age:.0f} s" if age > limit else None
+        return overdue(self._turned, limit)
 
     def _inert(self) -> bool:
         return self._shutdown.requested or self._config.paused
