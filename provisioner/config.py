@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import shlex
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -110,29 +112,33 @@ class Config:
     monitor_address: str
     log_format: str | None
 
-    _paused: bool = attrs.field(default=False, init=False, repr=False, on_setattr=attrs.setters.NO_OP)
+    # by the monotonic clock, when provisioning has to pause; -inf: it has
+    _running_until: float = attrs.field(default=math.inf, init=False, repr=False, on_setattr=attrs.setters.NO_OP)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, repr=False)
 
     @property
     def paused(self) -> bool:
         """Whether nothing is to be provisioned at the moment."""
         with self._lock:
-            return self._paused
+            return time.monotonic() >= self._running_until
 
     def pause(self) -> None:
         """Provision nothing until further notice."""
         with self._lock:
-            self._paused = True
+            self._running_until = -math.inf
 
-    def resume(self) -> None:
-        """Provision again."""
+    def resume(self, *, until: float = math.inf) -> None:
+        """Provision, again or still.
+
+        :param until: when to pause without further notice, by the monotonic clock
+        """
         with self._lock:
-            self._paused = False
+            self._running_until = until
 
     def flip(self) -> None:
         """Pause when running, resume when paused."""
         with self._lock:
-            self._paused = not self._paused
+            self._running_until = math.inf if time.monotonic() >= self._running_until else -math.inf
 
 
 def load(path: Path) -> Config:

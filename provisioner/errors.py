@@ -25,7 +25,12 @@ class ConfigurationError(ProvisionerError):
 
 
 class HostError(ProvisionerError):
-    """One host could not be provisioned in this cycle; it is retried when it is sighted again."""
+    """One host could not be provisioned in this cycle; it is retried when it is sighted again.
+
+    :ivar hold: seconds in which trying again is of no use
+    """
+
+    hold = 0.0
 
 
 class SoftError(HostError):

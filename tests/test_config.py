@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -528,6 +529,21 @@ class TestSecrets:
         assert "hunter" not in repr(loaded)
 
 
+class Clock:
+    """In the place of the module `time`; it stands still at a time that the test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def at(self, now: float, question: Callable[[], bool]) -> bool:
+        """The answer at that time, which it then is."""
+        self.now = now
+        return question()
+
+
 class TestPausing:
     def test_a_configuration_starts_out_running_and_can_be_paused_resumed_and_flipped(self, file: Path) -> None:
         loaded = load(file, "helper: h\n")
@@ -536,6 +552,37 @@ class TestPausing:
             step()
             seen.append(loaded.paused)
         assert seen == [False, True, True, False, True, False]
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = Clock()
+        monkeypatch.setattr(config, "time", clock)
+        return clock
+
+    def test_it_is_paused_by_itself_when_what_it_was_resumed_for_is_over(self, file: Path, clock: Clock) -> None:
+        loaded = load(file, "helper: h\n")
+        loaded.resume(until=1010.0)
+        seen = [clock.at(now, lambda: loaded.paused) for now in (1000.0, 1009.9, 1010.0, 1e9)]
+        assert seen == [False, False, True, True]
+
+    @pytest.mark.parametrize("until", [999.0, 1000.0])
+    def test_it_is_not_resumed_by_what_is_over_already(self, file: Path, clock: Clock, until: float) -> None:
+        loaded = load(file, "helper: h\n")
+        loaded.resume(until=until)
+        assert clock.at(1000.0, lambda: loaded.paused)
+
+    def test_the_last_word_counts(self, file: Path, clock: Clock) -> None:
+        loaded = load(file, "helper: h\n")
+        loaded.resume(until=1010.0)
+        loaded.resume(until=1020.0)
+        assert not clock.at(1015.0, lambda: loaded.paused)
+        loaded.pause()
+        assert clock.at(1015.0, lambda: loaded.paused)
+        loaded.flip()
+        assert not clock.at(1e9, lambda: loaded.paused), "resumed until further notice"
+        loaded.resume(until=1020.0)
+        loaded.flip()
+        assert not clock.at(1e9, lambda: loaded.paused), "it was paused by itself"
 
     def test_flips_of_many_threads_are_all_counted(self, file: Path) -> None:
         loaded = load(file, "helper: h\n")

@@ -46,9 +46,9 @@ from provisioner.simulate.server import Server as SimulatedServer
 from provisioner.simulate.server import Site
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartBroker
 from tests.fake_broker import FakeBroker, Peer
+from tests.installation import Installation
 from tests.networks import Member, X509Network
 from tests.test_provision import CALLER, CONFIGURATION, IDENTITY, Bench, Server
-from tests.test_run import Installation
 
 TOKEN = "s3cret"
 INVENTORY = {"version": "0.30.0", "upgradable": False}
@@ -416,11 +416,8 @@ class TestSecrets:
 class TestTheProcess:
     @pytest.fixture
     def installation(self, tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-        installation = Installation(tmp_path, broker.url)
-        yield installation
-        for process in installation.processes:
-            process.kill()
-            process.communicate()
+        with Installation(tmp_path, broker.url) as installation:
+            yield installation
 
     def test_it_leaves_no_secret_where_others_can_look(
         self, installation: Installation, broker: NatsServer, eventually: Eventually

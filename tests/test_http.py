@@ -14,6 +14,7 @@ import pytest
 
 from provisioner.errors import ProvisionerError
 from provisioner.monitor import http as monitor
+from provisioner.monitor.health import Checks, Health
 from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
 
@@ -22,7 +23,6 @@ PATIENCE_SECONDS = 30.0
 #: More than all buffers between the server and a client hold.
 LARGE_BYTES = 20_000_000
 
-Check = Callable[[], str | None]
 Serve = Callable[..., MonitorServer]
 
 
@@ -35,8 +35,8 @@ def serve() -> Iterator[Serve]:
             address: str = "127.0.0.1",
             *,
             metrics: Callable[[], bytes] = lambda: b"page\n",
-            liveness: dict[str, Check] | None = None,
-            readiness: dict[str, Check] | None = None,
+            liveness: Checks | None = None,
+            readiness: Checks | None = None,
         ) -> MonitorServer:
             return stack.enter_context(
                 MonitorServer(address, 0, metrics=metrics, liveness=liveness or {}, readiness=readiness or {})
@@ -114,28 +114,28 @@ def test_other_paths_are_not_found(serve: Serve, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz"])
 def test_liveness_does_not_ask_for_readiness(serve: Serve, path: str) -> None:
-    server = serve(liveness={"main": lambda: None}, readiness={"broker": lambda: "not connected"})
+    server = serve(liveness={"main": Health}, readiness={"broker": lambda: Health("not connected")})
 
     assert ask(server, path)[0].status == 200
     assert ask(server, "/readyz")[0].status == 503
 
 
 def test_failed_checks_are_named_and_verbose_names_all(serve: Serve) -> None:
-    server = serve(readiness={"broker": lambda: "not connected", "election": lambda: None})
+    server = serve(readiness={"broker": lambda: Health("not connected"), "election": lambda: Health(note="leader")})
 
     assert ask(server, "/readyz")[1] == b"broker: not connected\n"
-    assert ask(server, "/readyz?verbose")[1] == b"broker: not connected\nelection: ok\n"
+    assert ask(server, "/readyz?verbose")[1] == b"broker: not connected\nelection: ok, leader\n"
 
 
 def test_checks_are_made_anew_for_every_request(serve: Serve) -> None:
     answers = iter([None, "not connected", None])
-    server = serve(readiness={"broker": lambda: next(answers)})
+    server = serve(readiness={"broker": lambda: Health(next(answers))})
 
     assert [ask(server, "/readyz")[0].status for _ in range(3)] == [200, 503, 200]
 
 
 def test_a_bug_in_a_page_is_logged_and_the_server_lives(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> str | None:
+    def broken() -> Health:
         raise KeyError("a bug")
 
     server = serve(readiness={"broker": broken})

@@ -144,6 +144,49 @@ def test_what_is_counted_is_on_the_page() -> None:
     assert values["choria_connector_reconnections{}"] == 1
 
 
+class TestElection:
+    """Series that are there when there is an election."""
+
+    LEADER = 'choria_election_leader{election="provisioner",identity="prov1.lab"}'
+
+    def test_without_one_there_are_none(self) -> None:
+        assert not [series for series in rendered(Metrics("lab")).values if series.startswith("choria_election_")]
+
+    def test_they_have_the_names_labels_and_types_of_the_original(self) -> None:
+        metrics = Metrics("lab")
+        metrics.election("provisioner", "prov1.lab").leader(True)
+        ours, originals = rendered(metrics), read((FIXTURES / "metrics-leader.txt").read_text())
+
+        names = {name for name in originals.types if name.startswith("choria_election_")}
+        assert names == {name for name in ours.types if name.startswith("choria_election_")}
+        for name in names:
+            assert ours.types[name] == originals.types[name]
+            assert ours.labels[name] == originals.labels[name]
+        assert {series for series in originals.values if series.startswith("choria_election_")} <= set(ours.values)
+
+    def test_campaigns_are_counted_by_what_the_candidate_was(self) -> None:
+        metrics = Metrics("lab")
+        election = metrics.election("provisioner", "prov1.lab")
+        election.campaigns["candidate"].inc()
+        election.campaigns["leader"].inc(5)
+        election.interval.set(0.705)
+
+        values = rendered(metrics).values
+        labels = 'election="provisioner",identity="prov1.lab"'
+        assert values[f'choria_election_campaigns{{{labels},state="candidate"}}'] == 1
+        assert values[f'choria_election_campaigns{{{labels},state="leader"}}'] == 5
+        assert values[f"choria_election_interval_seconds{{{labels}}}"] == 0.705
+
+    def test_whether_the_key_is_held_is_not_told_before_it_was_for_the_first_time(self) -> None:
+        metrics = Metrics("lab")
+        election = metrics.election("provisioner", "prov1.lab")
+        seen = []
+        for holds_key in (False, True, True, False, False, True):
+            election.leader(holds_key)
+            seen.append(rendered(metrics).values.get(self.LEADER))
+        assert seen == [None, 1, 1, 0, 0, 1]
+
+
 def test_the_build_is_named() -> None:
     line = next(line for line in Metrics("lab").render().decode().splitlines() if "_build_info{" in line)
     assert f'site="lab",version="{__version__}"}} 1' in line

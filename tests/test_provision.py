@@ -1073,7 +1073,7 @@ class TestReplies:
             st.none()
             | st.booleans()
             | st.integers()
-            | st.floats()
+            | st.floats(allow_nan=False, allow_infinity=False)
             | st.text()
             | st.lists(st.text())
             | st.from_regex("[0-9a-f]{64}|[0-9a-f]{128}", fullmatch=True),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,19 @@ def test_late_and_unknown_replies_are_ignored(
 
     assert not session.conflict
     assert not caplog.records
+
+
+def test_a_reply_that_was_not_read_in_time_since_this_process_stood_still_counts(
+    session: Session, puppet: Puppet, connector: Connector
+) -> None:
+    connector.subscribe("stand.still", callback=lambda _: time.sleep(2 * SILENCE_SECONDS))
+
+    def answer(request: Request) -> list[bytes]:
+        puppet._connector.publish("stand.still")
+        return [puppet.ok(request, data={"answer": "there"})]
+
+    puppet.script = answer
+    assert call(session, timeout=SILENCE_SECONDS).data == {"answer": "there"}
 
 
 def test_a_lost_connection_fails_the_request_at_once(session: Session, puppet: Puppet, broker: NatsServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import queue
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,93 +24,15 @@ from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server, Site
 from tests.conftest import PATIENCE_SECONDS, Eventually, StartBroker, StartFleet
+from tests.installation import Installation
 
 SITE = Site(token="s3cret")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-class Installation:
-    """The files of one instance, and the processes started from them."""
-
-    def __init__(self, directory: Path, broker: str) -> None:
-        self.directory = directory
-        self.port = free_port()
-        self.pid_file = directory / "provisioner.pid"
-        self.log_file = directory / "provisioner.log"
-        helper = directory / "helper"
-        helper.write_text(
-            '#!/bin/sh\ncat >/dev/null\necho \'{"configuration":{"plugin.choria.server.provision":"0"}}\'\n'
-        )
-        helper.chmod(0o755)
-        self.settings: dict[str, Any] = {
-            "workers": 4,
-            "helper": str(helper),
-            "token": "s3cret",
-            "site": "lab",
-            "choria_insecure": True,
-            "monitor_port": self.port,
-            "monitor_address": "127.0.0.1",
-            "logfile": str(self.log_file),
-        }
-        #: What Python is to run.
-        self.program: tuple[str, ...] = ("-m", "provisioner")
-        self.choria = f"identity = prov.example.net\nplugin.choria.middleware_hosts = {broker}\n"
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def command(self, *arguments: str) -> list[str]:
-        configuration = self.directory / "provisioner.yaml"
-        configuration.touch(0o600)
-        configuration.write_text(json.dumps(self.settings))
-        (self.directory / "choria.cfg").write_text(self.choria)
-        return [
-            *(sys.executable, *self.program, *arguments),
-            *("--config", str(self.directory / "provisioner.yaml")),
-            *("--choria-config", str(self.directory / "choria.cfg")),
-            *("--pid", str(self.pid_file)),
-        ]
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-        process = subprocess.Popen(self.command(*arguments), cwd=self.directory, **options)
-        self.processes.append(process)
-        return process
-
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
-
-    def metric(self, name: str) -> float:
-        page = self.get("/metrics")[1].splitlines()
-        return next(
-            float(line.split()[1]) for line in page if line.startswith(f'choria_provisioner_{name}{{site="lab"}}')
-        )
-
-    def ready(self) -> bool:
-        try:
-            return self.get("/readyz")[0] == 200
-        except OSError:
-            return False
-
-    def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
-
-
 @pytest.fixture
 def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-    installation = Installation(tmp_path, broker.url)
-    yield installation
-    for process in installation.processes:
-        process.kill()
-        process.communicate()
+    with Installation(tmp_path, broker.url) as installation:
+        yield installation
 
 
 def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_fleet: StartFleet) -> None:
@@ -322,14 +242,15 @@ config.load = load_and_flip_on_request
     eventually(lambda: installation.metric("paused") == 0)
 
 
-def test_a_thread_that_dies_ends_it_with_exit_code_1(installation: Installation) -> None:
-    installation.program = ("-c", CHANGED.format("finisher.Finisher.run = lambda _: None"))
+def test_a_thread_that_dies_again_and_again_ends_it_with_exit_code_70(installation: Installation) -> None:
+    installation.program = ("-c", CHANGED.format("finisher.Finisher.turn = lambda _: sys.exit()"))
     process = installation.start()
 
-    assert process.wait(PATIENCE_SECONDS) == 1
+    assert process.wait(PATIENCE_SECONDS) == 70
     assert not installation.pid_file.exists()
     messages = [line["msg"] for line in installation.log()]
-    assert "thread finisher died: leaving" in messages
+    assert messages.count("thread finisher: the thread has died: another thread takes over") == 3
+    assert "thread finisher: the thread has died: leaving" in messages
     assert messages[-1] == "choria-provisioner ended"
 
 
@@ -364,12 +285,6 @@ class TestThatItDoesNotStart:
         assert len(lines) == 4
         for key in ("interval", "workers", "identity", "plugin.choria.middleware_hosts"):
             assert sum(f": {key}: " in line for line in lines) == 1
-
-    def test_what_is_not_there_yet_is_refused_by_name(self, installation: Installation) -> None:
-        installation.settings["leader_election"] = True
-
-        (line,) = self.lines(installation)
-        assert "leader_election is not available yet" in line
 
     def test_a_monitor_port_that_is_taken(self, installation: Installation) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Eventually, StartBroker
+from tests.installation import Installation
 from tests.networks import (
     IDENTITY,
     PASSWORD,
@@ -22,7 +23,6 @@ from tests.networks import (
     accounts_configuration,
     tls_configuration,
 )
-from tests.test_run import Installation
 
 EXPIRY = re.compile(r'choria_provisioner_credential_expiry_timestamp_seconds\{credential="(\w+)",site="lab"\} (\d+)')
 
@@ -40,20 +40,17 @@ def broker(network: X509Network, start_broker: StartBroker) -> NatsServer:
 @pytest.fixture
 def installation(network: X509Network, tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
     """On a network with certificates."""
-    installation = Installation(tmp_path, broker.url)
-    installation.settings |= {"choria_insecure": False, "broker_provisioning_password": PASSWORD}
-    installation.choria = f"""
-        identity = {IDENTITY}
-        plugin.choria.middleware_hosts = localhost:{broker.port}
-        plugin.security.provider = file
-        plugin.security.file.certificate = {network.own.certificate}
-        plugin.security.file.key = {network.own.key}
-        plugin.security.file.ca = {network.authority.certificate}
-    """
-    yield installation
-    for process in installation.processes:
-        process.kill()
-        process.communicate()
+    with Installation(tmp_path, broker.url) as installation:
+        installation.settings |= {"choria_insecure": False, "broker_provisioning_password": PASSWORD}
+        installation.choria = f"""
+            identity = {IDENTITY}
+            plugin.choria.middleware_hosts = localhost:{broker.port}
+            plugin.security.provider = file
+            plugin.security.file.certificate = {network.own.certificate}
+            plugin.security.file.key = {network.own.key}
+            plugin.security.file.ca = {network.authority.certificate}
+        """
+        yield installation
 
 
 def warnings(installation: Installation) -> list[str]:
@@ -121,14 +118,21 @@ def test_a_wrong_password_is_told_in_one_line_and_the_right_one_heals(
 def test_problems_of_credentials_are_told_along_with_those_of_the_files(
     installation: Installation, tmp_path: Path
 ) -> None:
-    installation.settings |= {"leader_election": True}
+    installation.settings |= {
+        "features": {"jwt": True, "ed25519": True},
+        "jwt_verify_cert": "09" * 32,
+        **dict.fromkeys(("jwt_signing_key", "jwt_signing_token"), str(tmp_path / "missing")),
+    }
     installation.choria = re.sub(r"(file\.(?:key|ca) = ).*", rf"\1{tmp_path}/missing", installation.choria)
     process = installation.start()
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
-    election, key, ca = errors.splitlines()
-    assert "leader_election is not available yet" in election
-    cfg = f"{installation.directory}/choria.cfg"
+    *signing, key, ca = errors.splitlines()
+    yaml, cfg = (f"{installation.directory}/{name}" for name in ("provisioner.yaml", "choria.cfg"))
+    assert signing == [
+        f"{yaml}: {setting}: {tmp_path}/missing: No such file or directory"
+        for setting in ("jwt_signing_key", "jwt_signing_token")
+    ]
     assert key == f"{cfg}: plugin.security.file.key: {tmp_path}/missing: No such file or directory"
     assert ca == f"{cfg}: plugin.security.file.ca: {tmp_path}/missing: No such file or directory"
 

@@ -578,7 +578,8 @@ def test_a_key_that_real_servers_decrypt_is_decrypted_to_the_same(kind: str) -> 
 
 
 PAIR = X25519PrivateKey.generate()
-OTHER = X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+#: The same in every run, for it is part of the names of tests.
+OTHER = X25519PrivateKey.from_private_bytes(bytes(range(32))).public_key().public_bytes_raw().hex()
 ENCRYPTED = "-----BEGIN X-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: {}\n\n{}\n-----END X-----\n"
 IV = "00" * 16
 

@@ -10,6 +10,7 @@ import pytest
 
 from provisioner.errors import HostError, SoftError
 from provisioner.host.host import Host
+from provisioner.host.node import LockedError
 from provisioner.host.provision import Outcome
 from provisioner.hosts import worker as worker_module
 from provisioner.hosts.finisher import Finisher
@@ -66,8 +67,8 @@ def pool() -> Iterator[Pool]:
     pool.finisher.stop()
     pool.worker.join(5)
     pool.finisher.join(5)
-    assert not pool.worker.is_alive()
-    assert not pool.finisher.is_alive()
+    assert not pool.worker.alive
+    assert not pool.finisher.alive
 
 
 def raising(error: Exception) -> Callable[[Host], Outcome]:
@@ -87,6 +88,26 @@ def test_after_any_error_the_host_is_let_go_at_once_and_counted(pool: Pool, erro
     until(lambda: pool.waiting() == 0)
     assert value(pool.metrics, "provision_errors") == 1
     assert value(pool.metrics, "provisioned") == 0
+
+
+def test_a_host_that_is_locked_stays_known_as_long_as_trying_again_is_of_no_use(pool: Pool) -> None:
+    assert LockedError.hold == 120
+    pool.provision = raising(LockedError("choria_provision#configure: refused: Could not obtain provisioning lock"))
+    host = pool.add("n1")
+
+    until(lambda: value(pool.metrics, "provision_errors") == 1)
+    until(lambda: value(pool.metrics, "busy_workers") == 0)
+    assert pool.registry.is_current(host)
+    assert not pool.registry.add(Host("n1")), "so the next discovery skips it"
+
+
+def test_that_time_passes_and_the_host_is_let_go(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LockedError, "hold", 0.05)
+    pool.provision = raising(LockedError("not now"))
+    pool.add("n1")
+
+    until(lambda: pool.waiting() == 0)
+    assert pool.provisioned == ["n1"]
 
 
 def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
@@ -186,7 +207,7 @@ def test_no_host_is_taken_once_the_process_is_to_leave(pool: Pool) -> None:
     pool.worker.join(5)
     pool.add("n1")
 
-    assert not pool.worker.is_alive()
+    assert not pool.worker.alive
     assert pool.provisioned == []
 
 

@@ -56,6 +56,8 @@ from provisioner.choria.nats import (
     encode_unsubscribe,
 )
 from provisioner.errors import ProvisionerError
+from provisioner.monitor import health
+from provisioner.monitor.health import Health
 from provisioner.monitor.metrics import ConnectorMetrics
 
 __all__ = (
@@ -90,6 +92,8 @@ READ_OUT_SECONDS = 1.0
 JOIN_SECONDS = 3.0
 #: How often it interrupts the reader meanwhile.
 INTERRUPT_SECONDS = 0.05
+#: Something comes from the broker, or the connection is given up, or the next attempt to connect ends, before that.
+TURN_LIMIT_SECONDS = 180.0
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +171,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         # these two are set by the reader alone
         self._opening: Link | None = None
         self._latest: Link | None = None  # the live one, or else the one that was
+        self._began = 0.0  # when it turned last to a frame or to an attempt to connect
         self._closing = threading.Event()
         self._up = threading.Event()  # live, or closed
 
@@ -199,6 +204,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         with self._lock:
             self._refuse_if_closed()
             if self._waiter is None:
+                self._began = time.monotonic()
                 self._waiter = threading.Thread(target=self._waiter_thread, name="connector-reader", daemon=True)
                 self._waiter.start()
         self._up.wait(timeout)
@@ -208,6 +214,14 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def connected(self) -> bool:
         """Whether there is a connection now."""
         return self._live is not None
+
+    def health(self) -> Health:
+        """Whether the reader lives, and how long ago it turned to something new."""
+        if self._waiter is None or self._closing.is_set():
+            return Health(note="does not run")
+        if not self._waiter.is_alive():
+            return Health("the thread has died")
+        return health.of_turn(self._began, TURN_LIMIT_SECONDS)
 
     @property
     def connected_url(self) -> str:
@@ -457,6 +471,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         """
         causes: dict[str, ProvisionerError] = {}
         for server in servers:
+            self._began = time.monotonic()
             try:
                 link = self._open(server)
             except ProvisionerError as error:
@@ -497,6 +512,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _deliver(self, link: Link) -> Link:
         """Pass on messages until the connection is lost, or exchanged for the one returned."""
         while True:
+            self._began = time.monotonic()
             message = link.read()
             if message is not None:
                 self._handle_message(message)

@@ -29,7 +29,7 @@ class Backoff:
     random: Callable[[], float] = random.random
 
     def delay(self, failures: int) -> float:
-        """Seconds to wait after so many failures, the first being 1: uniform over [v/2, 3v/2) of the table's v."""
+        """Seconds to wait after so many failures: uniform over [v/2, 3v/2) of the table's v."""
         step = self.steps_ms[min(failures, len(self.steps_ms) - 1)]
         return step * (0.5 + self.random()) / 1000
 
@@ -40,3 +40,5 @@ RPC_BACKOFF = Backoff(_FIVE_SECONDS_MS)
 FIRST_CONNECT_BACKOFF = Backoff(_FIVE_SECONDS_MS)
 #: Between the rounds over all brokers after a connection was lost; the loss itself is the first failure.
 RECONNECT_BACKOFF = Backoff(_TWENTY_SECONDS_MS)
+#: Between two campaigns in an election, those of a leader being no failures.
+CAMPAIGN_BACKOFF = Backoff(_TWENTY_SECONDS_MS)

@@ -266,7 +266,7 @@ class Session:
 
     def _first_good(self, replies: Expectation, request_id: str, agent: str, deadline: float, timeout: float) -> Reply:
         dropped: collections.Counter[str] = collections.Counter()
-        nobody = False
+        nobody = silent = False
         while True:
             try:
                 message = replies.get(max(0.0, deadline - time.monotonic()))
@@ -276,7 +276,13 @@ class Session:
                 if nobody:
                     raise NobodyError("no server of this identity is connected") from None
                 reasons = "".join(f"; dropped {count}, since {why}" for why, count in dropped.items())
-                raise self._silence(f"no reply within {timeout:g} s{reasons}") from None
+                what = f"no reply within {timeout:g} s{reasons}"
+                if silent:
+                    raise SilenceError(what) from None
+                # if this process stood still until now, the reply is there and was not read yet
+                self._read_out(what)
+                silent, deadline = True, time.monotonic()
+                continue
             except NoRespondersError:
                 if nobody and time.monotonic() > deadline:
                     raise NobodyError("no server of this identity is connected") from None
@@ -290,13 +296,15 @@ class Session:
                     LOG.warning("dropped a reply to %s: %s", agent, error, extra={"identity": self.identity})
                 dropped[str(error)] += 1
 
-    def _silence(self, what: str) -> RPCError:
-        """What a silence means: that of a server whose broker is frozen says nothing about the server."""
+    def _read_out(self, what: str) -> None:
+        """Have all delivered that the broker has for us.
+
+        :raises NoBrokerError: when it does not answer: the silence of a server whose broker is frozen says nothing
+        """
         try:
             self._client.connector.flush(CONNECTION_PROOF_SECONDS)
         except ConnectorError:
-            return NoBrokerError(f"{what}, and the broker does not answer either")
-        return SilenceError(what)
+            raise NoBrokerError(f"{what}, and the broker does not answer either") from None
 
 
 @attrs.define(eq=False)

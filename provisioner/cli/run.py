@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import resource
 import shutil
 import signal
@@ -40,6 +41,8 @@ SWITCH_INTERVAL_SECONDS = 0.0002
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
+#: A thread died, was stuck or could not be ended: a new process is the cure.
+EXIT_DEFECT = os.EX_SOFTWARE
 
 
 @click.command(
@@ -88,6 +91,7 @@ def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, deb
 
     metrics = Metrics(conf.site)
     metrics.paused.set_function(lambda: int(conf.paused))
+    metrics.leader.set_function(lambda: int(not conf.paused))
     scheduler = _assemble(conf, choria, network, metrics, shutdown)
 
     with contextlib.ExitStack() as stack:
@@ -99,7 +103,10 @@ def _run(config_file: Path, choria_file: Path | None, pid_file: Path | None, deb
         systemd.notify("READY=1")
         healthy = scheduler.run()
         LOG.info("choria-provisioner ended")
-    return EXIT_OK if healthy else EXIT_FAILURE
+    # nothing is left that one more could cut short, but the exit code
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    return EXIT_OK if healthy else EXIT_DEFECT
 
 
 def _load(config_file: Path, choria_file: Path | None) -> tuple[Config, Settings, Security]:
@@ -111,7 +118,6 @@ def _load(config_file: Path, choria_file: Path | None) -> tuple[Config, Settings
     conf = choria = network = None
     try:
         conf = config.load(config_file)
-        problems += _unavailable(conf)
         if conf.features.ed25519:
             problems += [f"{conf.path}: {problem}" for problem in Issuer(conf).problems()]
     except ConfigurationError as error:
@@ -156,12 +162,6 @@ def _watched(conf: Config, choria: Settings) -> list[exposure.Watched]:
         limit = exposure.SECRET if choria.provider == "puppet" else exposure.KEY
         files.append(exposure.Watched(FILE_KEY, choria.file_key, limit))
     return files
-
-
-def _unavailable(conf: Config) -> list[str]:
-    """What the configuration asks for and this version cannot do yet."""
-    wanted = {"leader_election": conf.leader_election}
-    return [f"{conf.path}: {what} is not available yet" for what, is_wanted in wanted.items() if is_wanted]
 
 
 def _monitor(conf: Config, metrics: Metrics, scheduler: Scheduler) -> MonitorServer:

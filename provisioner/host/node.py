@@ -28,6 +28,7 @@ from provisioner.choria.rpc import (
 )
 from provisioner.config import Config
 from provisioner.errors import HostError, SoftError
+from provisioner.host.host import Host
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
 from provisioner.text import printable
@@ -41,6 +42,8 @@ AGENT_TIMEOUT_SECONDS = {"choria_provision": 20.0, "rpcutil": 2.0}
 CHECK_SECONDS = 0.1
 #: How long servers get to come back to a broker that was away: they try again with pauses that grow by half a second.
 RETURN_SECONDS = 10.0
+#: How long a server answers nobody else after the last request of the one who has it in work.
+LOCK_SECONDS = 120.0
 #: Seconds over which servers spread their restart: with 1 each restarts two seconds after its reply.
 RESTART_SPLAY_SECONDS = 1
 #: What a server has to sign with a new key; sent as twice as many hexadecimal digits, as the Go original does.
@@ -98,7 +101,13 @@ class UnheardError(StepError):
 
 
 class StepHeldError(SoftError):
-    """An RPC step was not made, or ended, for a reason that passes: a pause, a lock, the end of the process."""
+    """An RPC step was not made, or ended, for a reason that passes: a pause, or the end of the process."""
+
+
+class LockedError(SoftError):
+    """Another provisioner has the server in work, or had a short while ago: the former leader, mostly."""
+
+    hold = LOCK_SECONDS
 
 
 @attrs.frozen
@@ -158,6 +167,7 @@ class CSR:
 class Node:
     """One server in provisioning mode, for one cycle. Every method raises :class:`HostError` when it gives up."""
 
+    host: Host
     session: Session
     config: Config
     metrics: Metrics
@@ -222,7 +232,7 @@ class Node:
         def attempt() -> None:
             nonlocal heard, lost
             if lost:
-                _wait(RETURN_SECONDS, lambda: self._held(even_when_paused) is not None)
+                self._wait_for_return(action, lambda: self._held(even_when_paused) is not None)
             try:
                 _message(self._ask(action, inputs))
             except (SilenceError, NobodyError) as error:
@@ -235,6 +245,13 @@ class Node:
                 raise
 
         self._tries(action, attempt, even_when_paused=even_when_paused)
+
+    def _wait_for_return(self, action: _Action, over: Callable[[], bool]) -> None:
+        """Give servers the time to come back to a broker that was away. As long as it is, that time does not begin."""
+        _wait(RETURN_SECONDS, over)
+        if not self.session.connected:
+            _wait(self._timeout(action), lambda: self.session.connected or over())
+            _wait(RETURN_SECONDS, over)
 
     def _call(self, action: _Action, inputs: Mapping[str, Any], opened: Callable[[RPCReply], _T]) -> _T:
         return self._tries(action, lambda: opened(self._ask(action, inputs)), even_when_paused=False)
@@ -276,14 +293,16 @@ class Node:
         """Why nothing may be sent now, if so."""
         if self.shutdown.expired:
             return "the provisioner is shutting down"
-        if self.config.paused and not even_when_paused:
+        if even_when_paused:
+            return None
+        if self.config.paused:
             return "provisioning is paused"
-        return None
+        return "the host was let go, provisioning was paused meanwhile" if self.host.let_go else None
 
 
 def _given_up(error: RPCError | ConnectorError) -> type[HostError]:
     if isinstance(error, RefusedError) and error.locked:
-        return StepHeldError
+        return LockedError
     return UnheardError if isinstance(error, _UNHEARD) else StepError
 
 

@@ -94,7 +94,7 @@ class Provisioner:
         if waited > STALE_INTERVALS * self.config.interval:
             raise SoftError(f"waiting too long, {waited:.0f} s, to be provisioned now; it will be sighted again")
 
-        node = self._node(host.identity)
+        node = self._node(host)
         token = node.jwt() if self.verifier else None
         claims = self.verifier.verify(token.text) if self.verifier and token else None
         signing_key = node.gen25519() if self.issuer else None
@@ -108,6 +108,8 @@ class Provisioner:
             inventory=inventory,
             csr=request,
         )
+        if host.let_go:
+            raise SoftError("helper not run: the host was let go, provisioning was paused meanwhile")
         wanted = self._ask_helper(facts)
 
         if wanted.defer:
@@ -125,9 +127,10 @@ class Provisioner:
         node.restart()
         return Outcome.PROVISIONED
 
-    def _node(self, identity: str) -> Node:
+    def _node(self, host: Host) -> Node:
         return Node(
-            session=self.client.session(identity),
+            host=host,
+            session=self.client.session(host.identity),
             config=self.config,
             metrics=self.metrics,
             shutdown=self.shutdown,

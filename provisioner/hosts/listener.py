@@ -30,6 +30,8 @@ class Listener(Loop):
     standby would drop it.
     """
 
+    replaceable = True
+
     def __init__(
         self, config: Config, connector: Connector, registry: Registry, metrics: Metrics, shutdown: Shutdown
     ) -> None:
@@ -40,6 +42,7 @@ class Listener(Loop):
         # a burst waits here, not in the reader thread, which has RPC replies to deliver
         self._messages: queue.Queue[Message] = queue.Queue(WORK_QUEUE_HOSTS)
         self._dropped = self._told = 0
+        self._told_paused = False
         connector.subscribe(lifecycle.startup_subject(config.lifecycle_component), callback=self._receive)
 
     def _receive(self, message: Message) -> None:
@@ -65,8 +68,11 @@ class Listener(Loop):
     def handle(self, message: Message) -> str | None:
         """The identity that a startup event announces, or None when there is nobody to admit."""
         if self._config.paused:
-            LOG.warning("dropped a lifecycle event: paused")
+            # once: to a standby they all are of no interest
+            LOG.log(logging.DEBUG if self._told_paused else logging.WARNING, "dropping lifecycle events: paused")
+            self._told_paused = True
             return None
+        self._told_paused = False
         try:
             event = lifecycle.parse(message.payload)
         except lifecycle.EventError as error:

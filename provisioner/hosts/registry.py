@@ -46,7 +46,7 @@ class Registry:
             if host.identity in self._hosts:
                 if time.monotonic() - host.discovered < self._interval:
                     return False
-                del self._hosts[host.identity]
+                self._hosts.pop(host.identity).let_go = True
             try:
                 self._work.put_nowait(host)
                 self._hosts[host.identity] = host
@@ -82,12 +82,15 @@ class Registry:
     def remove(self, host: Host) -> None:
         """Let go of a host that is done. A newer sighting of the same identity stays."""
         with self._lock:
+            host.let_go = True
             if self._hosts.get(host.identity) is host:
                 del self._hosts[host.identity]
 
     def remove_all(self) -> None:
         """Forget every host and empty the work queue; for an instance that lost the election."""
         with self._lock:
+            for host in self._hosts.values():
+                host.let_go = True
             self._hosts.clear()
             while not self._work.empty():
                 try:

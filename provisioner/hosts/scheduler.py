@@ -7,18 +7,23 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from provisioner import __version__, systemd
 from provisioner.choria import discovery, lifecycle
+from provisioner.choria.election import ELECTION, Key
 from provisioner.errors import ProvisionerError
 from provisioner.host.host import Host
 from provisioner.host.provision import Provisioner
+from provisioner.hosts.election import Election
 from provisioner.hosts.finisher import Finisher
 from provisioner.hosts.listener import Listener
-from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, overdue
+from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
 from provisioner.hosts.registry import Registry
+from provisioner.hosts.supervisor import Supervisor
 from provisioner.hosts.worker import Worker
+from provisioner.monitor import health
+from provisioner.monitor.health import Checks, Health
 
 LOG = logging.getLogger(__name__)
 
@@ -86,7 +91,12 @@ class Scheduler:
             for number in range(1, self._config.workers + 1)
         ]
         self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
-        self._threads = [self._listener, self._finisher, *self._workers]
+        self._election = self._candidate() if self._config.leader_election else None
+        # in the order in which they are started
+        self._loops: list[Loop] = [self._listener, self._finisher, *self._workers]
+        if self._election:
+            self._loops.insert(0, self._election)
+        self._supervisor = Supervisor(self._loops, {"connector-reader": self._connector.health})
         self._turned = time.monotonic()
         # by the monotonic clock: when the connection came back, written by its thread, and when a discovery was due
         # last, written by the main thread
@@ -97,14 +107,15 @@ class Scheduler:
     def run(self) -> bool:
         """Work until the process is asked to leave, then leave in order.
 
-        :return: False when a thread died or could not be ended, which is a bug
+        :return: False when a thread died, was stuck or could not be ended
         """
         healthy = True
+        if self._election:
+            self._config.pause()
         try:
             if self._connect():
                 self._announce()
-                for thread in self._threads:
-                    thread.start()
+                self._supervisor.start()
                 healthy = self._loop()
         finally:
             if not self._shutdown.requested:  # a bug is on its way out of here
@@ -117,13 +128,15 @@ class Scheduler:
         with contextlib.suppress(queue.Full):
             self._triggers.put_nowait(reason)
 
-    def liveness(self) -> Mapping[str, Callable[[], str | None]]:
-        """Checks by thread that its loop turned lately; a text says what is wrong. They do not depend on the broker."""
-        return {"main": self._stuck} | {thread.name: thread.stuck for thread in self._threads}
+    def liveness(self) -> Checks:
+        """Checks by thread that its loop turned lately. They do not depend on the broker."""
+        loops = {loop.name: loop.health for loop in self._loops}
+        return {"main": self._health, "connector-reader": self._connector.health, **loops}
 
-    def readiness(self) -> Mapping[str, Callable[[], str | None]]:
-        """Checks that this instance can do its work."""
-        return {"broker": lambda: None if self._connector.connected else "not connected"}
+    def readiness(self) -> Checks:
+        """Checks that this instance can do its work, or would if it were the leader."""
+        election = {"election": self._election.readiness} if self._election else {}
+        return {"broker": self._broker, **election}
 
     def discover(self) -> None:
         """Ask the network who wants to be provisioned, and admit those who answer."""
@@ -157,9 +170,23 @@ class Scheduler:
         else:
             LOG.info("discovered no server that waits (one whose clock is off by more than the ttl stays silent)")
 
-    def _stuck(self) -> str | None:
+    def _candidate(self) -> Election:
+        identity = self._protocol.identity
+        return Election(
+            Key(self._connector, identity),
+            config=self._config,
+            registry=self._registry,
+            metrics=self._metrics.election(ELECTION, identity),
+            stopping=lambda: self._shutdown.requested,
+            trigger=self.trigger,
+        )
+
+    def _broker(self) -> Health:
+        return Health() if self._connector.connected else Health("not connected")
+
+    def _health(self) -> Health:
         limit = TURN_LIMIT_SECONDS + (self._config.shutdown_grace if self._shutdown.requested else 0.0)
-        return overdue(self._turned, limit)
+        return health.of_turn(self._turned, limit)
 
     def _inert(self) -> bool:
         return self._shutdown.requested or self._config.paused
@@ -169,6 +196,8 @@ class Scheduler:
             self._turned = time.monotonic()
             self._each_turn()
             if self._connector.connect(IDLE_SECONDS):
+                if self._connector.failure is not None:  # the broker was away, and servers come back after us
+                    self._reconnected = time.monotonic()
                 return True
         return False
 
@@ -184,9 +213,7 @@ class Scheduler:
         self._discover_safely()
         while not self._shutdown.requested:
             self._turned = time.monotonic()
-            dead = [thread.name for thread in self._threads if not thread.is_alive()]
-            if dead and not self._shutdown.requested:  # asked in this order: they also end when that is requested
-                LOG.critical("thread %s died: leaving", ", ".join(dead))
+            if not self._supervisor.mend():
                 self._shutdown.request()
                 return False
             self._each_turn()
@@ -220,18 +247,14 @@ class Scheduler:
     def _stop(self) -> bool:
         """End all threads: the workers with the hosts in their hands, as long as the grace time lasts."""
         systemd.notify("STOPPING=1")
-        while any(worker.is_alive() for worker in self._workers) and not self._shutdown.expired:
+        while any(worker.alive for worker in self._workers) and not self._shutdown.expired:
             time.sleep(CHECK_SECONDS)
         self._finisher.stop()
-        if not self._shutdown.expired:
+        if not self._shutdown.expired and self._connector.connected:
             with contextlib.suppress(ProvisionerError):  # there is nothing left to be lost with the connection
                 self._connector.drain(LEAVE_SECONDS)
         # whatever still waits for a reply fails now
         self._connector.close()
-        end = time.monotonic() + LEAVE_SECONDS
-        started = [thread for thread in self._threads if thread.ident is not None]
-        for thread in started:
-            thread.join(max(0.0, end - time.monotonic()))
-        if stuck := [thread.name for thread in started if thread.is_alive()]:
+        if stuck := self._supervisor.join(LEAVE_SECONDS):
             LOG.critical("thread %s does not end: leaving it behind", ", ".join(stuck))
         return not stuck

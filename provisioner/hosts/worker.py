@@ -25,11 +25,13 @@ HOST_LIMIT_SECONDS = 1200.0
 
 
 class Worker(Loop):
-    """One of the pool.
+    """One of the pool. A helper on a file system that hangs may hold its thread for ever, so that can be replaced.
 
     :param provision: runs one host's cycle; raises :class:`HostError` for the failures that are expected
     :param helper_timeout: seconds that the helper may take of a turn
     """
+
+    replaceable = True
 
     def __init__(
         self,
@@ -51,17 +53,27 @@ class Worker(Loop):
             Outcome.SHUT_DOWN: metrics.helper_shutdown_requests,
             Outcome.UPGRADING: metrics.upgrades,
         }
+        # of the present turn; written by the thread that has it
+        self._host: Host | None = None
+
+    def start(self) -> None:
+        if self._host is not None:  # in the hands of a thread that is stuck
+            self._finisher.done(self._host, 0.0)
+        super().start()
 
     def turn(self) -> None:
         host = self._registry.take(IDLE_SECONDS)
         # A host that is not current was let go while it waited. It is in nobody's map, so it is not done either.
         if host is None or self._stopping() or not self._registry.is_current(host):
             return
+        self._host = host
         delay = 0.0
         try:
             with self._metrics.busy_workers.track_inprogress():
                 delay = self._work_on(host)
         finally:
+            if self._host is host:
+                self._host = None
             self._finisher.done(host, delay)
 
     def _work_on(self, host: Host) -> float:
@@ -78,7 +90,7 @@ class Worker(Loop):
             self._metrics.provision_errors.inc()
             level = logging.INFO if isinstance(error, SoftError) else logging.ERROR
             LOG.log(level, "could not provision after %.2f s: %s", time.monotonic() - started, error, extra=extra)
-            return 0.0
+            return error.hold
         except Exception:  # a bug must cost no more than this one host's turn
             self._metrics.provision_errors.inc()
             LOG.exception("could not provision: a bug", extra=extra)

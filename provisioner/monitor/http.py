@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from provisioner.errors import ProvisionerError
+from provisioner.monitor.health import Checks
 from provisioner.monitor.metrics import CONTENT_TYPE
 
 LOG = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ STOP_POLL_SECONDS = 0.1
 #: How long the serving thread and those of its connections may take to end.
 STOP_SECONDS = 5.0
 
-#: Named checks: each gives None when all is well, else one line that says what is not. They must not block.
-Checks: TypeAlias = Mapping[str, Callable[[], str | None]]
 _Page: TypeAlias = tuple[HTTPStatus, str, bytes]
 
 _PLAIN = "text/plain; charset=utf-8"
@@ -64,9 +63,8 @@ class MonitorServer:
             where = f"{address or 'all addresses'}, port {port}"
             reason = error.strerror or error
             raise ProvisionerError(f"monitor_port, monitor_address: cannot listen on {where}: {reason}") from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="monitor", daemon=True
-        )
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="monitor", daemon=True)
 
     @property
     def port(self) -> int:
@@ -78,9 +76,18 @@ class MonitorServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stopping = True
         self._server.shutdown()
         self._thread.join(STOP_SECONDS)
         self._server.server_close()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            try:
+                self._server.serve_forever(STOP_POLL_SECONDS)
+            except Exception:  # the outermost frame of the thread
+                LOG.exception("bug in thread monitor")
+                time.sleep(ACCEPT_PAUSE_SECONDS)
 
 
 class _Server(HTTPServer):
@@ -203,9 +210,10 @@ def _family(address: str) -> tuple[socket.AddressFamily, str]:
 
 def _health(checks: Checks, verbose: bool) -> _Page:
     results = {name: check() for name, check in checks.items()}
-    healthy = not any(results.values())
-    shown = results if verbose else {name: wrong for name, wrong in results.items() if wrong}
-    lines = [f"{name}: {wrong or 'ok'}" for name, wrong in shown.items()] or ["ok"]
+    healthy = not any(result.problem for result in results.values())
+    shown = results if verbose else {name: result for name, result in results.items() if result.problem}
+    notes = {name: f", {result.note}" if verbose and result.note else "" for name, result in shown.items()}
+    lines = [f"{name}: {result.problem or 'ok'}{notes[name]}" for name, result in shown.items()] or ["ok"]
     status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
     return status, _PLAIN, "".join(f"{line}\n" for line in lines).encode()
 

@@ -74,6 +74,36 @@ class ConnectorMetrics:
         )
 
 
+class ElectionMetrics:
+    """The series of the leader election.
+
+    :param identity: of the candidate
+    """
+
+    def __init__(self, election: str, identity: str, registry: CollectorRegistry) -> None:
+        labels = ["election", "identity"]
+        campaigns = Counter(
+            "choria_election_campaigns",
+            "Campaigns made, by what the candidate was",
+            [*labels, "state"],
+            registry=registry,
+        )
+        self.campaigns = {state: campaigns.labels(election, identity, state) for state in ("candidate", "leader")}
+        interval = Gauge(
+            "choria_election_interval_seconds", "Seconds until the next campaign", labels, registry=registry
+        )
+        self.interval = interval.labels(election, identity)
+        self._leader = Gauge("choria_election_leader", "1 while the key is held, else 0", labels, registry=registry)
+        self._labels = (election, identity)
+        self._won = False
+
+    def leader(self, holds_key: bool) -> None:
+        """Tell whether the key is held. There is no such series before it was for the first time."""
+        self._won = self._won or holds_key
+        if self._won:
+            self._leader.labels(*self._labels).set(holds_key)
+
+
 class Metrics:
     """All series of one daemon, in a registry of its own so that several can live in one process.
 
@@ -114,6 +144,7 @@ class Metrics:
         self.work_queue_entries = gauge("work_queue_entries", "Nodes on the work queue")
         self.waiting_nodes = gauge("waiting_nodes", "Nodes known and not finished with")
         self.paused = gauge("paused", "1 while provisioning is paused, else 0")
+        self.leader = gauge("leader", "1 while this instance is the one that provisions, else 0")
 
         self.helper_time = Summary(
             "choria_provisioner_helper_time", "Seconds a run of the helper took", ["site"], registry=registry
@@ -135,6 +166,10 @@ class Metrics:
         labels = ["python", "site", "version"]
         build = Gauge("choria_provisioner_build_info", "Always 1; what is running", labels, registry=registry)
         build.labels(platform.python_version(), site, __version__).set(1)
+
+    def election(self, election: str, identity: str) -> ElectionMetrics:
+        """Add the series of an election to the page."""
+        return ElectionMetrics(election, identity, self._registry)
 
     def render(self) -> bytes:
         """Give all series in the Prometheus text format 0.0.4, ordered by name; see :data:`CONTENT_TYPE`."""
