@@ -22,8 +22,8 @@ NO_GO = (
     "which is Debian's package golang-go or from https://go.dev/dl/"
 )
 
-#: The last network that a test made.
-NETWORK = pytest.StashKey[Network]()
+#: What a test made.
+NETWORKS = pytest.StashKey[list[Network]]()
 
 
 @pytest.fixture(scope="session")
@@ -41,18 +41,19 @@ def program() -> Path:
 
 
 class MakeNetwork(Protocol):
-    def __call__(self, kind: str) -> Network: ...
+    def __call__(self, kind: str, *, election_ttl: str = ...) -> Network: ...
 
 
 @pytest.fixture
 def make_network(program: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeNetwork]:
     """Makes a network of one kind; all that is started in it has ended after the test."""
+    networks = request.node.stash[NETWORKS] = []
     with contextlib.ExitStack() as stack:
 
-        def make(kind: str) -> Network:
-            network = Network(program, tmp_path / kind, kind)
+        def make(kind: str, *, election_ttl: str = "0s") -> Network:
+            network = Network(program, tmp_path / kind, kind, election_ttl=election_ttl)
             stack.callback(network.close)
-            request.node.stash[NETWORK] = network
+            networks.append(network)
             return network
 
         yield make
@@ -62,7 +63,6 @@ def make_network(program: Path, tmp_path: Path, request: pytest.FixtureRequest) 
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the end of every log when a test fails."""
     report = yield
-    network = item.stash.get(NETWORK, None)
-    if report.failed and network is not None:
-        report.sections += [(str(network.directory / name), text) for name, text in network.logs()]
+    networks = item.stash.get(NETWORKS, []) if report.failed else []
+    report.sections += [(str(network.directory / name), text) for network in networks for name, text in network.logs()]
     return report

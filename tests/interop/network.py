@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import socket
 import subprocess
@@ -16,100 +15,15 @@ from typing import Any, TypeVar
 import yaml
 
 from tests.interop import enroll
+from tests.interop.parts import PATIENCE_SECONDS, Candidate, Daemon, Part, Server
 
-#: For everything that is awaited; none of it takes that long unless it fails. It is time for one more discovery, should
-#: a server be too slow for the first.
-PATIENCE_SECONDS = 120.0
 POLL_SECONDS = 0.05
 #: How much of every log is shown when a test fails.
 SHOWN_LINES = 60
 #: Below those that the kernel gives to outgoing connections: nobody takes the broker's port while it is down.
 PORTS = range(15400, 15500)
 
-
-class Part:
-    """A process with a log; what it says about itself, one JSON document a line, is among the log's lines."""
-
-    def __init__(self, log: Path, *command: str | Path) -> None:
-        self.log = log
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=log.parent
-            )
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The lines of the log that are whole and JSON."""
-        return [json.loads(line) for line in self.log.read_text().split("\n")[:-1] if line.startswith("{")]
-
-    @property
-    def exit_code(self) -> int | None:
-        """None as long as it runs."""
-        return self._process.poll()
-
-    def stop(self) -> int:
-        """Have it end in good order; gives its exit code."""
-        self._process.terminate()
-        try:
-            return self._process.wait(PATIENCE_SECONDS)
-        finally:
-            self.kill()
-
-    def kill(self) -> None:
-        """Have it end at once."""
-        self._process.kill()
-        self._process.communicate()
-
-
 _T = TypeVar("_T", bound=Part)
-
-
-class Server(Part):
-    """A real server, which starts out waiting to be provisioned; its log is named after it."""
-
-    @property
-    def identity(self) -> str:
-        return self.log.stem
-
-    @property
-    def connections(self) -> list[dict[str, Any]]:
-        """What it was each time that it had come up and connected."""
-        return [line for line in self.lines() if line.get("event") == "connected"]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is up and waits to be provisioned."""
-        return self.exit_code is None and len(self.connections) == 1 and self.connections[0]["waiting"]
-
-    @property
-    def is_member(self) -> bool:
-        """Whether it has restarted once, and has connected as itself to the collective of all that are enrolled."""
-        wanted = {"identity": self.identity, "collectives": [enroll.COLLECTIVE], "waiting": False}
-        connections = self.connections
-        return self.exit_code is None and len(connections) == 2 and wanted.items() <= connections[-1].items()
-
-
-class Daemon(Part):
-    """The provisioner, its log in JSON."""
-
-    def __init__(self, log: Path, *command: str | Path) -> None:
-        super().__init__(log, *command)
-        # the other parts end by themselves when we are gone
-        guard = ("/bin/sh", "-c", 'read _; kill -9 "$1"', "guard", str(self._process.pid))
-        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
-
-    def kill(self) -> None:
-        self._guard.kill()  # first: once the daemon is reaped its number may belong to somebody else
-        self._guard.communicate()
-        super().kill()
-
-    @property
-    def problems(self) -> list[str]:
-        """What it has logged as a warning or worse."""
-        return [line["msg"] for line in self.lines() if line["level"] not in {"debug", "info"}]
-
-    def logged(self, *parts: str) -> list[dict[str, Any]]:
-        """The records whose message has all these parts."""
-        return [line for line in self.lines() if all(part in line["msg"] for part in parts)]
 
 
 class Network:
@@ -118,30 +32,34 @@ class Network:
     :param program: the real parts, as built from the folder ``choria``
     :param directory: where it is made
     :param kind: ``insecure``, ``x509`` or ``org``
+    :param election_ttl: a Go duration: the broker holds elections, and forgets their leaders after that time
     :ivar settings: of the daemon, as they are written to ``provisioner.yaml`` at its next start
     """
 
-    def __init__(self, program: Path, directory: Path, kind: str) -> None:
+    def __init__(self, program: Path, directory: Path, kind: str, *, election_ttl: str = "0s") -> None:
         self.directory = directory
         self._program = program
         self._kind = kind
         self._port = _free_port()
         self._parts: list[Part] = []
         self._broker: Part | None = None
-        self._daemon: Daemon | None = None
-        make = (program, "make", "--dir", directory, "--network", kind, "--port", str(self._port))
-        subprocess.run(make, check=True)
+        make = ("--network", kind, "--port", str(self._port), "--election-ttl", election_ttl)
+        subprocess.run(self._command("make", *make), check=True)
         self.settings: dict[str, Any] = yaml.safe_load((directory / "provisioner.yaml").read_text())
         self.settings |= {"logfile": "stdout", "log_format": "json", "helper_timeout": f"{PATIENCE_SECONDS:.0f}s"}
         self.use_helper()
 
-    def eventually(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until a condition holds, as long as the broker and the daemon run that were started."""
-        give_up = time.monotonic() + PATIENCE_SECONDS
+    def eventually(self, condition: Callable[[], object], what: str, within: float = PATIENCE_SECONDS) -> None:
+        """Wait until a condition holds, as long as broker and provisioners run that were started and not ended.
+
+        :param within: seconds
+        """
+        give_up = time.monotonic() + within
         while not condition():
-            for part in (self._broker, self._daemon):
-                assert part is None or part.exit_code is None, f"{part.log.stem} has ended, this did not happen: {what}"
-            assert time.monotonic() < give_up, f"it never happened: {what}"
+            for part in self._parts:
+                lasts = isinstance(part, Server) or part.ended is not None or part.exit_code is None
+                assert lasts, f"{part.log.stem} has ended, this did not happen: {what}"
+            assert time.monotonic() < give_up, f"it did not happen within {within:.0f} s: {what}"
             time.sleep(POLL_SECONDS)
 
     def wait_for_waiting(self, *servers: Server) -> None:
@@ -161,7 +79,6 @@ class Network:
         """Stop the broker."""
         assert self._broker is not None
         self._broker.stop()
-        self._broker = None
 
     def start_servers(self, *identities: str) -> list[Server]:
         """Start servers, without waiting for anything."""
@@ -170,19 +87,31 @@ class Network:
             for identity in identities
         ]
 
+    def start_daemon(self, choria: str = "choria.cfg") -> Daemon:
+        """Start the daemon.
+
+        :param choria: its Choria configuration: ``choria.cfg``, or ``standby.cfg`` for a second instance
+        """
+        (self.directory / "provisioner.yaml").write_text(yaml.safe_dump(self.settings))
+        files = {"--config": "provisioner.yaml", "--choria-config": choria}
+        arguments = [part for option, name in files.items() for part in (option, self.directory / name)]
+        command = (sys.executable, "-m", "provisioner", "run", *arguments)
+        return self._start(Daemon(self._log("provisioner"), self._identity(choria), *command))
+
     @contextlib.contextmanager
     def daemon(self) -> Iterator[Daemon]:
         """Run the daemon, and have it end in good order."""
-        files = {"--config": "provisioner.yaml", "--choria-config": "choria.cfg"}
-        (self.directory / "provisioner.yaml").write_text(yaml.safe_dump(self.settings))
-        arguments = [part for option, name in files.items() for part in (option, self.directory / name)]
-        log = self.directory / f"provisioner-{len(self._parts)}.log"
-        daemon = self._daemon = self._start(Daemon(log, sys.executable, "-m", "provisioner", "run", *arguments))
+        daemon = self.start_daemon()
         yield daemon
-        self._daemon = None
-        assert daemon.stop() == 0
-        assert not daemon.logged("bug")
-        assert "Traceback" not in log.read_text()
+        daemon.leave()
+
+    def start_go_candidate(self) -> Candidate:
+        """Have the Go original's candidate campaign."""
+        return self._start(Candidate(self._log("candidate"), self._identity("choria.cfg"), *self._command("candidate")))
+
+    def evict(self) -> None:
+        """Evict the leader, as an operator may."""
+        subprocess.run(self._command("evict"), check=True)
 
     def use_helper(self, *options: str) -> None:
         """Have the daemon run our helper with these options from its next start on."""
@@ -217,6 +146,14 @@ class Network:
     def _start(self, part: _T) -> _T:
         self._parts.append(part)
         return part
+
+    def _log(self, name: str) -> Path:
+        return self.directory / f"{name}-{len(self._parts)}.log"
+
+    def _identity(self, choria: str) -> str:
+        settings = (self.directory / choria).read_text().splitlines()
+        (identity,) = (line.removeprefix("identity = ") for line in settings if line.startswith("identity"))
+        return identity
 
     def _command(self, *arguments: str) -> list[str | Path]:
         return [self._program, *arguments, "--dir", self.directory]

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -69,8 +70,9 @@ func runNATSServer(ctx context.Context, f folder) error {
 	return nil
 }
 
-// runServer runs a server. While its configuration file is missing it is in provisioning mode. After that the restart
-// action of its provisioning agent executes this same command line anew, in the same process.
+// runServer runs a server. While its configuration file is missing it is in provisioning mode, and its audit log tells
+// who asked what of it. After that the restart action of its provisioning agent executes this same command line anew, in
+// the same process.
 func runServer(ctx context.Context, f folder, identity string) error {
 	agent := map[string]plugin.Pluggable{"golangmco": agents.ChoriaPlugin(), "choria_provision": provision.ChoriaPlugin()}
 	for name, part := range agent {
@@ -129,6 +131,7 @@ func serverConfig(ctx context.Context, file, identity string) (*config.Config, e
 		return nil, err
 	}
 	cfg.ConfigFile = file
+	cfg.RPCAudit, cfg.Choria.RPCAuditLogfile = true, filepath.Join(filepath.Dir(file), "audit.log")
 	cfg.Choria.SecurityProvider = "file"
 	cfg.DisableSecurityProviderVerify = true
 	cfg.Identity, cfg.OverrideCertname = identity, identity

@@ -30,7 +30,8 @@ type site struct {
 	folder
 	kind   string
 	port   int
-	issuer string // public key of the organization, hex
+	term   time.Duration // of the leader of an election; 0: the broker holds none
+	issuer string        // public key of the organization, hex
 }
 
 func (s *site) write() error {
@@ -70,21 +71,26 @@ func (s *site) x509() error {
 		s.provisioningJWT(s.path("pki", "jwt-signer-key.pem"), true, false),
 		s.settings("broker.cfg", s.broker(), files("broker"), "plugin.choria.network.provisioning.signer_cert = "+s.path("pki", "jwt-signer.pem")),
 		s.settings("choria.cfg", s.client("provisioner.choria"), files("provisioner")),
+		s.settings("standby.cfg", s.client("standby.choria"), files("standby")),
 		s.settings("provisioner.yaml", s.provisioner(), "broker_provisioning_password: "+brokerPassword,
 			"jwt_verify_cert: "+s.path("pki", "jwt-signer.pem"), "features: {jwt: true, pki: true}"),
 	)
 }
 
 func (s *site) org() error {
+	// one token, so to the network two instances of the provisioner are the same
+	provisioner := strings.Join([]string{s.client("provisioner_signer"), "plugin.security.provider = choria",
+		"plugin.security.choria.ca = " + s.path("pki", "ca.pem"),
+		"plugin.security.choria.token_file = " + s.path("keys", "signer.jwt"), "plugin.security.choria.seed_file = " + s.path("keys", "signer.seed")}, "\n")
+
 	return firstError(
 		s.provisioningJWT(s.path("keys", "issuer.seed"), true, true),
 		s.settings("broker.cfg", s.broker(), "plugin.security.provider = choria",
 			"plugin.security.choria.certificate = "+s.path("pki", "broker.pem"), "plugin.security.choria.key = "+s.path("pki", "broker-key.pem"),
 			"plugin.security.choria.token_file = "+s.path("keys", "broker.jwt"), "plugin.security.choria.seed_file = "+s.path("keys", "broker.seed"),
 			"plugin.security.issuer.names = "+organization, "plugin.security.issuer."+organization+".public = "+s.issuer),
-		s.settings("choria.cfg", s.client("provisioner_signer"), "plugin.security.provider = choria",
-			"plugin.security.choria.ca = "+s.path("pki", "ca.pem"),
-			"plugin.security.choria.token_file = "+s.path("keys", "signer.jwt"), "plugin.security.choria.seed_file = "+s.path("keys", "signer.seed")),
+		s.settings("choria.cfg", provisioner),
+		s.settings("standby.cfg", provisioner),
 		s.settings("provisioner.yaml", s.provisioner(), "broker_provisioning_password: "+brokerPassword, fmt.Sprintf("jwt_verify_cert: %q", s.issuer),
 			"jwt_signing_key: "+s.path("keys", "signer.seed"), "jwt_signing_token: "+s.path("keys", "signer.jwt"), "features: {jwt: true, ed25519: true}"),
 	)
@@ -94,7 +100,7 @@ func (s *site) url() string { return fmt.Sprintf("nats://localhost:%d", s.port) 
 
 // broker is what all Choria brokers have in their configuration
 func (s *site) broker() string {
-	return fmt.Sprintf(`identity = broker.example.net
+	settings := fmt.Sprintf(`identity = broker.example.net
 loglevel = info
 logfile = /dev/stdout
 plugin.choria.use_srv = false
@@ -107,6 +113,16 @@ plugin.choria.network.peer_port = 0
 plugin.choria.network.system.user = system
 plugin.choria.network.system.password = system
 plugin.choria.network.provisioning.client_password = %[2]s`, s.port, brokerPassword)
+	if s.term == 0 {
+		return settings
+	}
+	settings += fmt.Sprintf("\nplugin.choria.network.stream.store = %s\nplugin.choria.network.stream.leader_election_ttl = %s", s.path("streams"), s.term)
+	// the broker makes its streams at once if it has not to find out first in how many copies
+	for _, stream := range []string{"event", "machine", "advisory", "executor", "leader_election"} {
+		settings += fmt.Sprintf("\nplugin.choria.network.stream.%s_replicas = 1", stream)
+	}
+
+	return settings
 }
 
 // client is what all provisioners have in choria.cfg, and provisioner what they have in provisioner.yaml
@@ -123,7 +139,7 @@ func (s *site) natsServer() error {
 		fmt.Sprintf("tls: {cert_file: %q, key_file: %q}", s.path("pki", "broker.pem"), s.path("pki", "broker-key.pem")))
 }
 
-// certificates makes a CA, a pair for the broker and one for the provisioner, and the RSA pair that signs provisioning.jwt
+// certificates makes a CA, a pair each for the broker and for two provisioners, and the RSA pair that signs provisioning.jwt
 func (s *site) certificates() error {
 	caKey, err := s.rsaKey("ca")
 	if err != nil {
@@ -133,7 +149,7 @@ func (s *site) certificates() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"broker", "provisioner"} {
+	for _, name := range []string{"broker", "provisioner", "standby"} {
 		key, err := s.rsaKey(name)
 		if err != nil {
 			return err
@@ -221,7 +237,7 @@ func (s *site) keys() error {
 		return err
 	}
 	signer, err := tokens.NewClientIDClaims("provisioner_signer", nil, organization, nil, "", "", validity,
-		&tokens.ClientPermissions{ServerProvisioner: true}, key.Public().(ed25519.PublicKey))
+		&tokens.ClientPermissions{ServerProvisioner: true, ElectionUser: true}, key.Public().(ed25519.PublicKey))
 	if err != nil {
 		return err
 	}
