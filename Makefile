@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test interop lint types format bench clean
+.PHONY: demo test interop faults soak lint types format bench clean
 
 # NETWORK: insecure, x509 or org
 NETWORK ?= insecure
@@ -12,11 +12,21 @@ demo: $(READY)
 	$(BIN)/python -m provisioner demo --network $(NETWORK)
 
 test: lint types
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 $(PYTEST_ARGS)
 
 # Against the real Choria broker and servers, which are built with Go: the first time takes minutes.
 interop: $(READY)
 	$(BIN)/python -m pytest tests/interop $(PYTEST_ARGS)
+
+# Everything that may go wrong, at full scale; `make test` has the same at a small one.
+faults: $(READY)
+	$(BIN)/python -m pytest tests/faults --full $(PYTEST_ARGS)
+
+# MINUTES: how long servers arrive; SOAK_ARGS: --seed N --rate N --daemons 1|2
+MINUTES ?= 60
+OUT ?= build/soak
+soak: $(READY)
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --out $(OUT) $(SOAK_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

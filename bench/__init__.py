@@ -1,0 +1,1 @@
+"""What measures the daemon, and what wears it down."""
