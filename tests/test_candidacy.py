@@ -72,6 +72,13 @@ def test_a_move_begins_the_watch_anew(candidacy: Candidacy) -> None:
     assert candidacy.expected(now=129.0) == 8
 
 
+def test_a_write_that_met_another_one_says_nothing_about_the_key(candidacy: Candidacy) -> None:
+    candidacy.taken(7, now=100.0)
+    candidacy.undecided()
+
+    assert candidacy.expected(now=115.0) == 7
+
+
 def test_a_failure_begins_the_watch_anew_since_nobody_else_may_have_got_through(candidacy: Candidacy) -> None:
     candidacy.taken(7, now=100.0)
     candidacy.failed()

@@ -134,9 +134,6 @@ def test_the_first_write_wins_the_key_and_the_second_the_leadership(
 ) -> None:
     streams.make_bucket()
     instance = start_instance()
-    assert instance.election.readiness().problem == "no campaign was made yet"
-    eventually(lambda: streams.sequence() == 1)
-    assert not instance.leads
     eventually(lambda: instance.leads)
 
     assert streams.sequence() >= 2
@@ -182,7 +179,7 @@ class TestLosing:
 
         eventually(lambda: value(instance.metrics, "waiting_nodes") == 0)
         eventually(lambda: value(instance.metrics, "work_queue_entries") == 0)
-        assert "lost the leadership: another instance has it, or it was evicted; paused" in caplog.messages
+        assert any(message.startswith("lost the leadership: the key was written by") for message in caplog.messages)
         assert streams.sequence() == mark, "nobody has claimed it yet"
         eventually(lambda: instance.leads)
         eventually(lambda: len(instance.discoveries) == 2)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from provisioner.choria import election
 from provisioner.choria.connector import Connector, Message
-from provisioner.choria.election import ElectionError, Key, TakenError
+from provisioner.choria.election import ElectionError, Key, TakenError, UndecidedError
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
 from tests.fake_broker import FakeBroker, Peer
@@ -324,6 +324,11 @@ class TestWriting:
         with pytest.raises(TakenError) as refused:
             key.write(5)
         assert refused.value.sequence == sequence
+
+    def test_a_refusal_while_another_write_is_under_way_tells_nothing(self, answering: Answering, key: Key) -> None:
+        answering.payload = refusal("wrong last sequence", 10164)
+        with pytest.raises(UndecidedError):
+            key.write(5)
 
     @pytest.mark.parametrize(
         "payload",

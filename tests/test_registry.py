@@ -130,9 +130,34 @@ def test_a_lost_election_empties_map_and_queue(registry: Registry, metrics: Metr
     registry.remove_all()
 
     assert value(metrics, "waiting_nodes") == value(metrics, "work_queue_entries") == 0
-    assert not registry.is_current(taken)
     assert registry.take(0) is None
     registry.remove(taken)  # its delayed end finds nothing of its own, and does no harm
+    assert registry.add(sighted("n1"))
+
+
+def test_a_host_that_was_taken_but_not_begun_when_an_election_was_lost_is_admitted_again(registry: Registry) -> None:
+    taken = sighted("n1")
+    registry.add(taken)
+    registry.take(0)
+    registry.remove_all()
+
+    assert not registry.is_current(taken), "so nobody is going to be done with it"
+    assert registry.add(sighted("n1"))
+
+
+def test_a_host_in_work_when_an_election_is_lost_is_let_go_and_not_admitted_before_it_is_done(
+    registry: Registry,
+) -> None:
+    taken, queued = sighted("n1"), sighted("n2")
+    registry.add(taken)
+    assert registry.take(0) is taken
+    registry.add(queued)
+    registry.remove_all()
+
+    assert taken.let_go
+    assert not registry.add(sighted("n1"))
+    assert registry.add(sighted("n2"))
+    registry.remove(taken)
     assert registry.add(sighted("n1"))
 
 

@@ -504,6 +504,16 @@ def test_it_can_be_ended_while_it_still_connects(daemon: Daemon, broker: NatsSer
     assert daemon.healthy
 
 
+def test_a_bug_in_the_main_loop_is_logged_and_ends_the_daemon_in_order(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: [][1])
+    daemon.start()
+
+    eventually(lambda: daemon.healthy is False)
+    assert "bug in the main loop" in caplog.text
+
+
 def test_a_host_counts_as_discovered_from_the_time_at_which_its_reply_arrived(
     connected: Daemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -721,7 +731,7 @@ def test_a_bug_in_a_discovery_costs_that_discovery_only(
     assert (daemon["discover_cycles"], daemon["discovery_errors"]) == (2, 1)
 
 
-def test_a_lost_election_while_a_host_is_in_work_does_no_harm_to_its_next_sighting(
+def test_a_host_in_work_when_an_election_is_lost_is_admitted_again_when_it_is_done(
     held: Held, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     daemon = make_daemon()
@@ -738,12 +748,13 @@ def test_a_lost_election_while_a_host_is_in_work_does_no_harm_to_its_next_sighti
     assert registry.add(first)
     assert held.next() is first
     registry.remove_all()
-    assert registry.add(second)
-    assert held.next() is second
+    assert daemon["waiting_nodes"] == 0
+    assert not registry.add(second), "it may still have to be restarted"
     held.release(first)
 
     eventually(lambda: removed == [first])
-    assert registry.is_current(second)
+    assert registry.add(second)
+    assert held.next() is second
     held.release(second)
     eventually(lambda: removed == [first, second])
     assert daemon["waiting_nodes"] == 0

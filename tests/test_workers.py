@@ -40,8 +40,16 @@ class Pool:
         self.finisher = Finisher(self.registry)
         self.provision: Callable[[Host], Outcome] = lambda _host: Outcome.PROVISIONED
         self.provisioned: list[str] = []
+        self.paused = False
         self.worker = Worker(
-            1, self._provision, self.registry, self.finisher, self.metrics, self.shutdown, helper_timeout=10
+            1,
+            self._provision,
+            self.registry,
+            self.finisher,
+            self.metrics,
+            self.shutdown,
+            paused=lambda: self.paused,
+            helper_timeout=10,
         )
 
     def _provision(self, host: Host) -> Outcome:
@@ -162,6 +170,16 @@ def test_the_minute_passes_and_the_host_is_let_go(pool: Pool, monkeypatch: pytes
 
     until(lambda: pool.waiting() == 0)
     assert value(pool.metrics, "provisioned") == 1
+
+
+def test_nothing_is_taken_while_paused() -> None:
+    pool = Pool()
+    pool.paused = True
+    host = pool.add("n1")
+    pool.worker.turn()
+
+    assert pool.provisioned == []
+    assert pool.registry.take(0) is host
 
 
 def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool) -> None:

@@ -32,6 +32,8 @@ _LIFETIME_SETTING = "plugin.choria.network.stream.leader_election_ttl"
 
 _STREAM_NOT_FOUND = 10059
 _WRONG_LAST_SEQUENCE = 10071
+#: The same while another write is under way, which a bucket in several copies takes a while for.
+_WRITE_UNDER_WAY = 10164
 _SEQUENCE = re.compile(r"wrong last sequence: ([0-9]{1,19})")
 _NANOSECONDS = 1e9
 #: The broker counts in 64 bits.
@@ -40,6 +42,10 @@ _LARGEST_NUMBER = 2**63 - 1
 
 class ElectionError(ProvisionerError):
     """A call failed; a write may or may not have been made."""
+
+
+class UndecidedError(ProvisionerError):
+    """A write was refused, since another one was under way; what became of that is not known."""
 
 
 class TakenError(ProvisionerError):
@@ -97,10 +103,13 @@ class Key:
         :param expected: its sequence; 0: there is no key
         :return: its new sequence
         :raises TakenError: when it has another one
+        :raises UndecidedError: when it may get another one
         :raises ElectionError: when it is unknown whether it was set
         """
         headers = {"Nats-Expected-Last-Subject-Sequence": str(expected)}
         reply = self._call(_KEY_SUBJECT, payload=self._value, headers=headers)
+        if _error_code(reply) == _WRITE_UNDER_WAY:
+            raise UndecidedError("another write is under way")
         if _error_code(reply) == _WRONG_LAST_SEQUENCE:
             match = _SEQUENCE.fullmatch(str(reply["error"].get("description")))
             if match is None:

@@ -4,7 +4,8 @@ A leader writes the key several times a second. A candidate learns from every re
 that stands still for :data:`STILL_SECONDS` is written by nobody any more, and may be claimed; the Go original waits
 for the broker to remove it. So that a former leader is never at work beside the new one, it holds its leadership on a
 lease: :attr:`Config.paused` is true by itself from :data:`LEASE_SECONDS` after its last good write on, whatever this
-thread is at.
+thread is at. What it has sent until then may arrive later, from a broker that was frozen: there the servers' own lock
+protects, which needs an identity of its own for each instance.
 
 To stop, a leader just stops writing: there is no way to take the key back.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.election import ElectionError, Key, TakenError
+from provisioner.choria.election import ElectionError, Key, TakenError, UndecidedError
 from provisioner.choria.retry import CAMPAIGN_BACKOFF
 from provisioner.config import Config
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
@@ -87,6 +88,10 @@ class Candidacy:
         self.tries += 1
         if sequence != self._seen:
             self._seen, self._seen_since = sequence, now + yielding
+
+    def undecided(self) -> None:
+        """A write was refused, since another one was under way."""
+        self.tries += 1
 
     def failed(self) -> None:
         """A write got no answer. As long as that lasts nobody else gets one, perhaps, and the key stands still."""
@@ -165,10 +170,14 @@ class Election(Loop):
         except TakenError as refusal:
             self._candidacy.taken(refusal.sequence, time.monotonic())
             if before is Role.LEADER:
-                self._give_up("another instance has it, or it was evicted")
+                self._give_up(
+                    "the key was written by another instance, by an eviction, or by a write without an answer"
+                )
             self._metrics.leader(False)
+        except UndecidedError:
+            self._candidacy.undecided()
         except ElectionError as error:
-            self._lifetime = None
+            self._lifetime = None  # the bucket may be another one by then
             self._candidacy.failed()
             self._report(error)
             return
@@ -208,6 +217,8 @@ class Election(Loop):
     def _report(self, error: ElectionError) -> None:
         now = time.monotonic()
         self._failure = str(error)
+        if self._stopping():  # the connection was closed meanwhile
+            return
         if not self._reported or now >= self._reported + REPORT_SECONDS:
             self._reported = now
             LOG.error("leader_election: cannot campaign, trying again for ever: %s", error)

@@ -30,6 +30,8 @@ class Registry:
         self._metrics = metrics
         self._lock = threading.Lock()
         self._hosts: dict[str, Host] = {}
+        # those that were let go while a worker or the finisher had them, until these are done with them
+        self._leftovers: dict[str, Host] = {}
         self._work: queue.Queue[Host] = queue.Queue(work_queue_hosts)
         metrics.waiting_nodes.set_function(lambda: len(self._hosts))
         metrics.work_queue_entries.set_function(self._work.qsize)
@@ -43,10 +45,12 @@ class Registry:
         :return: whether the host was admitted
         """
         with self._lock:
+            if host.identity in self._leftovers:
+                return False
             if host.identity in self._hosts:
                 if time.monotonic() - host.discovered < self._interval:
                     return False
-                self._hosts.pop(host.identity).let_go = True
+                del self._hosts[host.identity]
             try:
                 self._work.put_nowait(host)
                 self._hosts[host.identity] = host
@@ -75,25 +79,35 @@ class Registry:
             return None
 
     def is_current(self, host: Host) -> bool:
-        """Whether this very sighting is still to be provisioned."""
+        """Whether this very sighting is still to be provisioned; if not, whoever has it drops it without a word."""
         with self._lock:
+            if self._leftovers.get(host.identity) is host:
+                del self._leftovers[host.identity]
             return self._hosts.get(host.identity) is host
 
     def remove(self, host: Host) -> None:
         """Let go of a host that is done. A newer sighting of the same identity stays."""
         with self._lock:
             host.let_go = True
-            if self._hosts.get(host.identity) is host:
-                del self._hosts[host.identity]
+            for hosts in (self._hosts, self._leftovers):
+                if hosts.get(host.identity) is host:
+                    del hosts[host.identity]
 
     def remove_all(self) -> None:
-        """Forget every host and empty the work queue; for an instance that lost the election."""
+        """Forget every host and empty the work queue; for an instance that lost the election.
+
+        One that is in work may still have to be restarted, and must not be given new keys before that: should this
+        instance win again, it is not admitted until it is done.
+        """
         with self._lock:
-            for host in self._hosts.values():
-                host.let_go = True
-            self._hosts.clear()
             while not self._work.empty():
                 try:
-                    self._work.get_nowait()
+                    host = self._work.get_nowait()
                 except queue.Empty:  # a worker was faster; it will find that its host is not current
                     break
+                if self._hosts.get(host.identity) is host:
+                    del self._hosts[host.identity]
+            for host in self._hosts.values():
+                host.let_go = True
+            self._leftovers.update(self._hosts)
+            self._hosts.clear()

@@ -86,6 +86,7 @@ class Scheduler:
                 self._finisher,
                 self._metrics,
                 self._shutdown,
+                lambda: self._config.paused,
                 self._config.helper_timeout,
             )
             for number in range(1, self._config.workers + 1)
@@ -117,11 +118,12 @@ class Scheduler:
                 self._announce()
                 self._supervisor.start()
                 healthy = self._loop()
-        finally:
-            if not self._shutdown.requested:  # a bug is on its way out of here
-                self._shutdown.request()
-            healthy = self._stop() and healthy
-        return healthy
+        except Exception:  # the outermost frame of the main loop
+            LOG.exception("bug in the main loop: leaving")
+            healthy = False
+        if not self._shutdown.requested:
+            self._shutdown.request()
+        return self._stop() and healthy
 
     def trigger(self, reason: str) -> None:
         """Have a discovery made soon, out of turn. Never blocks."""

@@ -28,6 +28,7 @@ class Worker(Loop):
     """One of the pool. A helper on a file system that hangs may hold its thread for ever, so that can be replaced.
 
     :param provision: runs one host's cycle; raises :class:`HostError` for the failures that are expected
+    :param paused: whether no host is to be taken
     :param helper_timeout: seconds that the helper may take of a turn
     """
 
@@ -41,10 +42,12 @@ class Worker(Loop):
         finisher: Finisher,
         metrics: Metrics,
         shutdown: Shutdown,
+        paused: Callable[[], bool],
         helper_timeout: float,
     ) -> None:
         super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS + helper_timeout)
         self._provision = provision
+        self._paused = paused
         self._registry = registry
         self._finisher = finisher
         self._metrics = metrics
@@ -57,11 +60,15 @@ class Worker(Loop):
         self._host: Host | None = None
 
     def start(self) -> None:
-        if self._host is not None:  # in the hands of a thread that is stuck
-            self._finisher.done(self._host, 0.0)
+        host = self._host
+        if host is not None:  # in the hands of a thread that is stuck
+            self._finisher.done(host, 0.0)
         super().start()
 
     def turn(self) -> None:
+        if self._paused():
+            time.sleep(IDLE_SECONDS)
+            return
         host = self._registry.take(IDLE_SECONDS)
         # A host that is not current was let go while it waited. It is in nobody's map, so it is not done either.
         if host is None or self._stopping() or not self._registry.is_current(host):

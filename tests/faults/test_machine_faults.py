@@ -411,13 +411,14 @@ def test_daemon_killed_and_started_again(
 def test_daemon_stopped_and_started_again(
     broker: NatsServer, install_daemon: InstallDaemon, start_servers: StartServers, scale: Scale, report: Report
 ) -> None:
-    rounds, workers = scale.of(short=(2, 8), full=(4, 16))
-    daemon = install_daemon(broker.url, workers=workers)
+    rounds = scale.of(short=2, full=4)
+    daemon = install_daemon(broker.url, workers=16)
     if not scale.full:
         # a daemon that has just started finds servers that are about to leave, and asks for them again and again
         wait_shortly(daemon, seconds=1.0)
     daemon.warm_up(start_servers, broker.url)
-    population = start_servers(broker.url, scale.servers, over=scale.of(short=1.0, full=20.0))
+    # so slow that every worker has a host in work when it is told to leave, and still when it begins to
+    population = start_servers(broker.url, scale.servers, over=0.2, fleet={"latency": 0.3})
     took = []
 
     def stop_and_start() -> None:
