@@ -507,7 +507,7 @@ def test_it_can_be_ended_while_it_still_connects(daemon: Daemon, broker: NatsSer
 def test_a_bug_in_the_main_loop_is_logged_and_ends_the_daemon_in_order(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: [][1])
+    monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: next(iter(())))
     daemon.start()
 
     eventually(lambda: daemon.healthy is False)
