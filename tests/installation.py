@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-import attrs
-
 from tests.conftest import PATIENCE_SECONDS
+from tests.usage import Usage, usage
 
 #: Wants no more of a server than that it leaves provisioning mode.
 HELPER = """#!/bin/sh
@@ -42,15 +41,6 @@ def free_ports(count: int) -> list[int]:
             for port in ports:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return ports
-
-
-@attrs.frozen
-class Vitals:
-    """What a process takes up."""
-
-    rss_bytes: int
-    threads: int
-    descriptors: int
 
 
 class Installation:
@@ -137,26 +127,9 @@ class Installation:
         self.process.kill()
         self.process.wait()
 
-    @property
-    def vitals(self) -> Vitals:
-        return Vitals(self.rss_bytes, self.threads, self.descriptors)
-
-    @property
-    def rss_bytes(self) -> int:
-        status = self._proc.joinpath("status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
-
-    @property
-    def threads(self) -> int:
-        return sum(1 for _ in self._proc.joinpath("task").iterdir())
-
-    @property
-    def descriptors(self) -> int:
-        return sum(1 for _ in self._proc.joinpath("fd").iterdir())
-
-    @property
-    def _proc(self) -> Path:
-        return Path("/proc") / str(self.process.pid)
+    def usage(self) -> Usage | None:
+        """What it takes up; None while it is not there."""
+        return usage(self.process.pid) if self.process.returncode is None else None
 
     # --- what it says
 

@@ -307,7 +307,7 @@ def boot(streams: Streams) -> Iterator[Callable[[str], Fleet]]:
 
 
 def loop_of(daemon: Daemon, name: str) -> Loop:
-    (loop,) = (loop for loop in daemon.scheduler._loops if loop.name == name)
+    (loop,) = (loop for loop in daemon.scheduler._supervisor._loops if loop.name == name)
     return loop
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.soak.nodes import SITE
-from bench.soak.process import Usage, usage
 from provisioner.cli.demo_progress import Page
 from tests.faults.proxy import Proxy
 from tests.installation import Installation
@@ -116,10 +115,6 @@ class Instance(Installation):
                 self.begin()
         finally:
             self._exchange.release()
-
-    def usage(self) -> Usage | None:
-        """What it takes up; None while it is not there."""
-        return usage(self.process.pid) if self.process.returncode is None else None
 
     def page(self) -> Page | None:
         """Its metrics; None while it does not serve them."""

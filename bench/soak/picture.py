@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from bench.chart import Chart, Mark, Panel, Series
-from bench.soak.process import Usage
 from bench.soak.run import Run
 from bench.soak.watch import Sample
+from tests.usage import Usage
 
 #: What a rate is taken over.
 RATE_SECONDS = 20.0

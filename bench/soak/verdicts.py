@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 
 from bench.soak.instance import Instance
-from bench.soak.process import Usage
 from bench.soak.run import Run
 from bench.soak.watch import Sample
+from tests.usage import Usage
 
 #: A process has warmed up after this part of its life at work, and not before so many seconds: what is provisioned
 #: stays known for a minute, and what that takes comes to its full size only with the next discovery after it.

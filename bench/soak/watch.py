@@ -12,8 +12,8 @@ import attrs
 
 from bench.soak.instance import Instance
 from bench.soak.nodes import Ledger, Standing
-from bench.soak.process import Usage, usage
 from provisioner.simulate.broker import NatsServer, NatsServerError
+from tests.usage import Usage, usage
 
 
 @attrs.frozen(kw_only=True)

@@ -108,9 +108,10 @@ class Key:
         """
         headers = {"Nats-Expected-Last-Subject-Sequence": str(expected)}
         reply = self._call(_KEY_SUBJECT, payload=self._value, headers=headers)
-        if _error_code(reply) == _WRITE_UNDER_WAY:
+        code = _error_code(reply)
+        if code == _WRITE_UNDER_WAY:
             raise UndecidedError("another write is under way")
-        if _error_code(reply) == _WRONG_LAST_SEQUENCE:
+        if code == _WRONG_LAST_SEQUENCE:
             match = _SEQUENCE.fullmatch(str(reply["error"].get("description")))
             if match is None:
                 raise _unexpected(reply)

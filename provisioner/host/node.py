@@ -217,6 +217,12 @@ class Node:
         """Have it shut down for good."""
         self._leave(SHUTDOWN, self._with_token(), even_when_paused=False)
 
+    def paused(self) -> str | None:
+        """Why this server is to be left alone now, if so."""
+        if self.config.paused:
+            return "provisioning is paused"
+        return "the host was let go, provisioning was paused meanwhile" if self.host.let_go else None
+
     def _with_token(self, **inputs: object) -> dict[str, object]:
         return {"token": self.config.token, **inputs}
 
@@ -293,11 +299,7 @@ class Node:
         """Why nothing may be sent now, if so."""
         if self.shutdown.expired:
             return "the provisioner is shutting down"
-        if even_when_paused:
-            return None
-        if self.config.paused:
-            return "provisioning is paused"
-        return "the host was let go, provisioning was paused meanwhile" if self.host.let_go else None
+        return None if even_when_paused else self.paused()
 
 
 def _given_up(error: RPCError | ConnectorError) -> type[HostError]:

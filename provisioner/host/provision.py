@@ -108,8 +108,8 @@ class Provisioner:
             inventory=inventory,
             csr=request,
         )
-        if host.let_go:
-            raise SoftError("helper not run: the host was let go, provisioning was paused meanwhile")
+        if reason := node.paused():
+            raise SoftError(f"helper not run: {reason}")
         wanted = self._ask_helper(facts)
 
         if wanted.defer:
@@ -143,8 +143,6 @@ class Provisioner:
         return attrs.evolve(request, csr=checked)
 
     def _ask_helper(self, facts: _Facts) -> Answer:
-        if self.config.paused:
-            raise SoftError("helper not run: provisioning is paused")
         document = {
             "identity": facts.identity,
             "csr": attrs.asdict(facts.csr) if facts.csr else None,

@@ -140,7 +140,7 @@ class Election(Loop):
         self._lease_end = 0.0
         self._next = 0.0
         self._failure: str | None = "no campaign was made yet"
-        self._reported = 0.0
+        self._reported: float | None = None
 
     def readiness(self) -> Health:
         """Whether the campaigns are answered; a candidate that waits for its turn is fine."""
@@ -148,7 +148,7 @@ class Election(Loop):
 
     def turn(self) -> None:
         now = time.monotonic()
-        if self._notice_end_of_lease(now):
+        if self._lapse_if_due(now):
             self._key.reconnect()  # an answer would have come by now over a connection that is alive
         if now < self._next:
             time.sleep(min(IDLE_SECONDS, self._next - now))
@@ -182,18 +182,22 @@ class Election(Loop):
             self._report(error)
             return
         else:
-            self._notice_end_of_lease(time.monotonic())  # that may have come before the answer
-            before = self._candidacy.role
-            self._candidacy.written(sequence)
-            self._lease_end = sent + min(LEASE_SECONDS, LEASE_SHARE * self._lifetime)
-            self._metrics.leader(True)
-            if self._candidacy.role is Role.LEADER:
-                self._lead(before)
-        if self._reported:
+            self._hold_key(sequence, sent + min(LEASE_SECONDS, LEASE_SHARE * self._lifetime))
+        if self._reported is not None:
             LOG.warning("campaigning for the leadership again")
-        self._failure, self._reported = None, 0.0
+        self._failure = self._reported = None
 
-    def _notice_end_of_lease(self, now: float) -> bool:
+    def _hold_key(self, sequence: int, lease_end: float) -> None:
+        self._lapse_if_due(time.monotonic())  # that may have come before the answer
+        before = self._candidacy.role
+        self._candidacy.written(sequence)
+        self._lease_end = lease_end
+        self._metrics.leader(True)
+        if self._candidacy.role is Role.LEADER:
+            self._lead(before)
+
+    def _lapse_if_due(self, now: float) -> bool:
+        """Stand down when the lease is over; tells whether that happened now."""
         if self._candidacy.role is not Role.LEADER or now < self._lease_end:
             return False
         self._candidacy.lapsed()
@@ -219,6 +223,6 @@ class Election(Loop):
         self._failure = str(error)
         if self._stopping():  # the connection was closed meanwhile
             return
-        if not self._reported or now >= self._reported + REPORT_SECONDS:
+        if self._reported is None or now >= self._reported + REPORT_SECONDS:
             self._reported = now
             LOG.error("leader_election: cannot campaign, trying again for ever: %s", error)

@@ -81,17 +81,15 @@ class Registry:
     def is_current(self, host: Host) -> bool:
         """Whether this very sighting is still to be provisioned; if not, whoever has it drops it without a word."""
         with self._lock:
-            if self._leftovers.get(host.identity) is host:
-                del self._leftovers[host.identity]
+            _discard(self._leftovers, host)
             return self._hosts.get(host.identity) is host
 
     def remove(self, host: Host) -> None:
         """Let go of a host that is done. A newer sighting of the same identity stays."""
         with self._lock:
             host.let_go = True
-            for hosts in (self._hosts, self._leftovers):
-                if hosts.get(host.identity) is host:
-                    del hosts[host.identity]
+            _discard(self._hosts, host)
+            _discard(self._leftovers, host)
 
     def remove_all(self) -> None:
         """Forget every host and empty the work queue; for an instance that lost the election.
@@ -102,12 +100,16 @@ class Registry:
         with self._lock:
             while not self._work.empty():
                 try:
-                    host = self._work.get_nowait()
+                    _discard(self._hosts, self._work.get_nowait())
                 except queue.Empty:  # a worker was faster; it will find that its host is not current
                     break
-                if self._hosts.get(host.identity) is host:
-                    del self._hosts[host.identity]
             for host in self._hosts.values():
                 host.let_go = True
             self._leftovers.update(self._hosts)
             self._hosts.clear()
+
+
+def _discard(hosts: dict[str, Host], host: Host) -> None:
+    """Take this very sighting out; a newer one of the same identity stays."""
+    if hosts.get(host.identity) is host:
+        del hosts[host.identity]

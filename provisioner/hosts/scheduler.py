@@ -94,10 +94,10 @@ class Scheduler:
         self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
         self._election = self._candidate() if self._config.leader_election else None
         # in the order in which they are started
-        self._loops: list[Loop] = [self._listener, self._finisher, *self._workers]
+        loops: list[Loop] = [self._listener, self._finisher, *self._workers]
         if self._election:
-            self._loops.insert(0, self._election)
-        self._supervisor = Supervisor(self._loops, {"connector-reader": self._connector.health})
+            loops.insert(0, self._election)
+        self._supervisor = Supervisor(loops, {"connector-reader": self._connector.health})
         self._turned = time.monotonic()
         # by the monotonic clock: when the connection came back, written by its thread, and when a discovery was due
         # last, written by the main thread
@@ -132,8 +132,7 @@ class Scheduler:
 
     def liveness(self) -> Checks:
         """Checks by thread that its loop turned lately. They do not depend on the broker."""
-        loops = {loop.name: loop.health for loop in self._loops}
-        return {"main": self._health, "connector-reader": self._connector.health, **loops}
+        return {"main": self._health, **self._supervisor.checks()}
 
     def readiness(self) -> Checks:
         """Checks that this instance can do its work, or would if it were the leader."""

@@ -40,6 +40,10 @@ class Supervisor:
             loop.start()
         self._looked = time.monotonic()
 
+    def checks(self) -> Checks:
+        """Checks of all that is watched, by name."""
+        return {**self._vital, **{loop.name: loop.health for loop in self._loops}}
+
     def mend(self) -> bool:
         """Replace threads that died or are stuck.
 
@@ -62,17 +66,21 @@ class Supervisor:
             loop.join(max(0.0, end - time.monotonic()))
         return [loop.name for loop in self._loops if loop.alive]
 
+    @property
+    def _excused(self) -> bool:
+        return self._looked < self._excused_until
+
     def _vital_are_well(self) -> bool:
-        problems = {name: problem for name, check in self._vital.items() if (problem := check().problem)}
-        if self._looked < self._excused_until:
+        if self._excused:
             return True
+        problems = {name: problem for name, check in self._vital.items() if (problem := check().problem)}
         for name, problem in problems.items():
             LOG.critical("thread %s: %s: leaving", name, problem)
         return not problems
 
     def _mend(self, loop: Loop) -> bool:
         problem = loop.health().problem
-        if problem is None or (loop.alive and self._looked < self._excused_until):
+        if problem is None or (loop.alive and self._excused):
             return True
         if (loop.alive and not loop.replaceable) or self._replaced[loop] == REPLACEMENTS_LIMIT:
             LOG.critical("thread %s: %s: leaving", loop.name, problem)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from provisioner.errors import ProvisionerError
-from provisioner.monitor.health import Checks
+from provisioner.monitor.health import Checks, Health
 from provisioner.monitor.metrics import CONTENT_TYPE
 
 LOG = logging.getLogger(__name__)
@@ -211,11 +211,14 @@ def _family(address: str) -> tuple[socket.AddressFamily, str]:
 def _health(checks: Checks, verbose: bool) -> _Page:
     results = {name: check() for name, check in checks.items()}
     healthy = not any(result.problem for result in results.values())
-    shown = results if verbose else {name: result for name, result in results.items() if result.problem}
-    notes = {name: f", {result.note}" if verbose and result.note else "" for name, result in shown.items()}
-    lines = [f"{name}: {result.problem or 'ok'}{notes[name]}" for name, result in shown.items()] or ["ok"]
+    lines = [_line(name, result, verbose) for name, result in results.items() if verbose or result.problem] or ["ok"]
     status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
     return status, _PLAIN, "".join(f"{line}\n" for line in lines).encode()
+
+
+def _line(name: str, result: Health, verbose: bool) -> str:
+    note = f", {result.note}" if verbose and result.note else ""
+    return f"{name}: {result.problem or 'ok'}{note}"
 
 
 def _cut(connection: socket.socket) -> None:

@@ -25,7 +25,8 @@ from provisioner.simulate.counts import Counts
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server, Site
 from tests.conftest import PATIENCE_SECONDS
-from tests.installation import Installation, Vitals
+from tests.installation import Installation
+from tests.usage import Usage
 
 SITE = Site(token="s3cret")
 #: What most daemons have here.
@@ -214,8 +215,8 @@ def start_servers(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
 class Daemon(Installation):
     """An installation whose process is watched."""
 
-    before: Vitals
-    after: Vitals
+    before: Usage
+    after: Usage
     _changes: tuple[str, ...] = ()
 
     def change(self, *lines: str) -> None:
@@ -252,18 +253,23 @@ class Daemon(Installation):
             assert time.monotonic() < give_up, "it never happened"
             time.sleep(POLL_SECONDS)
 
-    def settled(self) -> Vitals:
+    def settled(self) -> Usage:
         """What it takes up, once that does not change any more."""
-        since, seen = time.monotonic(), self.vitals
+        since, seen = time.monotonic(), self._usage_now()
         give_up = since + PATIENCE_SECONDS
         while time.monotonic() - since < SETTLED_SECONDS:
-            now = self.vitals
+            now = self._usage_now()
             if (now.threads, now.descriptors) != (seen.threads, seen.descriptors):
                 since = time.monotonic()
             seen = now
             assert since < give_up, f"what it takes up keeps changing: {now}"
             time.sleep(SETTLED_SECONDS / 20)
         return seen
+
+    def _usage_now(self) -> Usage:
+        now = self.usage()
+        assert now, "the daemon is not there"
+        return now
 
     def assert_unharmed(self, *, rss_growth: float = RSS_GROWTH, idle: bool = True) -> None:
         """It has become idle again without having leaked anything, saw no defect, and leaves when told to.

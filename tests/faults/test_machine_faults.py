@@ -431,6 +431,7 @@ def test_daemon_stopped_and_started_again(
     population.provision_while(*[stop_and_start] * rounds)
 
     assert population.configured_again.total() == 0
+    assert not daemon.logged("the connection was closed")
     daemon.assert_unharmed()
     report(
         f"the daemon was stopped and started again {rounds} times (SIGTERM)",
