@@ -78,14 +78,18 @@ class Config:
     :ivar logfile: a path, or ``stdout``, ``/dev/stdout``, ``stderr`` or ``discard`` in any case
     :ivar helper: the command and its arguments
     :ivar cert_deny_list: a certificate name that any of them is found in is refused
+    :ivar allow: empty: hosts of any identity
+    :ivar retry_backoff: whether a host that keeps failing is left alone for pauses that grow
     :ivar jwt_verify_cert: an existing file or 64 hex digits
     :ivar monitor_address: empty: all addresses
     :ivar log_format: ``json``, ``text`` or None: as fits the destination
     :ivar warnings: one line each, what the operator should know although it stops nothing
+    :ivar unknown_keys: those of the warnings that are about unknown keys
     """
 
     path: Path
     warnings: tuple[str, ...] = ()
+    unknown_keys: frozenset[str] = frozenset()
     workers: int
     interval: float
     logfile: str
@@ -111,6 +115,9 @@ class Config:
     shutdown_grace: float
     monitor_address: str
     log_format: str | None
+    retry_backoff: bool
+    allow: tuple[Pattern, ...]
+    deny: tuple[Pattern, ...]
 
     # by the monotonic clock, when provisioning has to pause; -inf: it has
     _running_until: float = attrs.field(default=math.inf, init=False, repr=False, on_setattr=attrs.setters.NO_OP)
@@ -140,6 +147,15 @@ class Config:
         with self._lock:
             self._running_until = math.inf if time.monotonic() >= self._running_until else -math.inf
 
+    def reason_refused(self, identity: str) -> str | None:
+        """Why a host is not to be provisioned here, by :attr:`deny` and then :attr:`allow`; None when it may be."""
+        for pattern in self.deny:
+            if pattern.search(identity):
+                return f"{pattern.pattern!r} in deny is found in it"
+        if self.allow and not any(pattern.search(identity) for pattern in self.allow):
+            return "no pattern in allow is found in it"
+        return None
+
 
 def load(path: Path) -> Config:
     """Read and check a configuration file.
@@ -158,7 +174,8 @@ def load(path: Path) -> Config:
     values["workers"] = values["workers"] or os.cpu_count() or 1
     values["features"] = Features(**values["features"])
     del values["broker_port"]
-    return Config(path=path, warnings=_lines(path, reading.warnings), **values)
+    unknown_keys = frozenset(_lines(path, reading.unknown))
+    return Config(path=path, warnings=_lines(path, reading.warnings), unknown_keys=unknown_keys, **values)
 
 
 class _UnfitError(Exception):
@@ -320,6 +337,9 @@ _SCHEMA: dict[str, _Key | dict[str, _Key]] = {
     "shutdown_grace": _duration(20.0, lambda seconds: seconds >= 0, "0s or more"),
     "monitor_address": _Key(_string, ""),
     "log_format": _Key(_one_of("json", "text"), None),
+    "retry_backoff": _Key(_boolean, True),
+    "allow": _Key(_pattern, (), many=True),
+    "deny": _Key(_pattern, (), many=True),
     # a leftover of old versions
     "broker_port": _Key(lambda _: None, None),
 }
@@ -329,6 +349,7 @@ _SCHEMA: dict[str, _Key | dict[str, _Key]] = {
 class _Reading:
     """What was found in the file so far; a line of 0 is one that is not known.
 
+    :ivar unknown: those of the warnings that are about unknown keys
     :ivar found: the keys that are in the file, with their lines
     :ivar failed: those of them whose value is not used
     """
@@ -336,6 +357,7 @@ class _Reading:
     path: Path
     problems: list[tuple[int, str]] = attrs.field(factory=list)
     warnings: list[tuple[int, str]] = attrs.field(factory=list)
+    unknown: list[tuple[int, str]] = attrs.field(factory=list)
     found: dict[str, int] = attrs.field(factory=dict)
     failed: set[str] = attrs.field(factory=set)
 
@@ -379,7 +401,8 @@ class _Reading:
                 continue
             first[name] = line
             if name not in schema:
-                self.warnings.append((line, f"{shown}: unknown key, ignored{_suggestion(name, prefix)}"))
+                self.unknown.append((line, f"{shown}: unknown key, ignored{_suggestion(name, prefix)}"))
+                self.warnings.append(self.unknown[-1])
                 continue
             if name != key.value:
                 self.warnings.append((line, f"{shown}: read as {prefix}{name}, which is how to write it"))

@@ -1,4 +1,4 @@
-"""Durations as Choria's configuration files write them."""
+"""Durations: as Choria's configuration files write them, and for people."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ def parse(text: str) -> float:
 def is_month(text: str) -> bool:
     """Whether a duration is given in months: ``1M``, which many mean to be a minute."""
     return text.rstrip().endswith("M")
+
+
+def span(seconds: float) -> str:
+    """A time for people: the two largest units of it."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"

@@ -28,10 +28,16 @@ class HostError(ProvisionerError):
     """One host could not be provisioned in this cycle; it is retried when it is sighted again.
 
     :ivar hold: seconds in which trying again is of no use
+    :ivar request_id: of the request that failed, as the server logs it; empty when it was no request
     """
 
     hold = 0.0
+    request_id = ""
 
 
 class SoftError(HostError):
     """The host was left alone for a reason that passes by itself: a deferral, a lock, a pause. Logged at info."""
+
+
+class DeferredError(SoftError):
+    """The helper wants the host to wait."""

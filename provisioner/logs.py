@@ -99,6 +99,30 @@ def setup(*, destination: str, level: str, log_format: str | None, debug: bool) 
     atexit.register(_flush_standard_streams)
 
 
+class Reopening:
+    """Has the log file opened anew on request, as after a rotation that moved it away.
+
+    Every line looks for that itself. This is for a daemon that has nothing to say, and for the program that is about to
+    compress the old file.
+    """
+
+    _requested = False
+
+    def request(self) -> None:
+        """Ask for it. Safe in a signal handler."""
+        self._requested = True
+
+    def __call__(self) -> None:
+        """Do it if it was asked for."""
+        if not self._requested:
+            return
+        self._requested = False
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, Handler):
+                handler.reopen()
+        logger.info("opened the log anew, as asked")
+
+
 class Handler(logging.Handler):
     """Writes records to an output; counts those that it does not take, and tells the number when it does again."""
 
@@ -121,6 +145,14 @@ class Handler(logging.Handler):
             self._reason = error.strerror or type(error).__name__
         else:
             self._lost = 0
+
+    def reopen(self) -> None:
+        """Go on in the file that is under the log's path now."""
+        try:
+            with self.lock or contextlib.nullcontext():
+                self._output.follow()
+        except OSError as error:
+            logger.warning("cannot open the log anew, going on in the old file: %s", error.strerror)
 
     def close(self) -> None:
         with self.lock or contextlib.nullcontext():
@@ -155,7 +187,8 @@ class Output:
         """
         if self.descriptor == _CLOSED:  # a line of another thread that comes too late
             return
-        self._follow()
+        with contextlib.suppress(OSError):  # then on with the old one: the next line tries again
+            self.follow()
         deadline = time.monotonic() + limit
         rest = memoryview(b"\n" + line if self._inside_a_line else line)
         while rest:
@@ -163,21 +196,23 @@ class Output:
             rest = rest[os.write(self.descriptor, rest[:CHUNK_BYTES]) :]
             self._inside_a_line = bool(rest)
 
+    def follow(self) -> None:
+        """Open the file anew when there is another one under its path, or none.
+
+        :raises OSError: when that is impossible; then the old one stays
+        """
+        if self._path is None or _is_same_file(self._path, self.descriptor):
+            return
+        descriptor = os.open(self._path, _FILE_FLAGS, _FILE_MODE)
+        os.close(self.descriptor)
+        self.descriptor = descriptor
+        self._inside_a_line = False
+
     def close(self) -> None:
         """Close the descriptor if it is one's own."""
         if self._path is not None and self.descriptor != _CLOSED:
             os.close(self.descriptor)
             self.descriptor = _CLOSED
-
-    def _follow(self) -> None:
-        """Open the file anew when there is another one under its path, or none."""
-        if self._path is None or _is_same_file(self._path, self.descriptor):
-            return
-        with contextlib.suppress(OSError):  # then on with the old one: the next line tries again
-            descriptor = os.open(self._path, _FILE_FLAGS, _FILE_MODE)
-            os.close(self.descriptor)
-            self.descriptor = descriptor
-            self._inside_a_line = False
 
 
 def _open(destination: str) -> Output:

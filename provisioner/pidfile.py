@@ -60,6 +60,32 @@ class PidFile:
             os.close(self._descriptor)
 
 
+def owner(path: Path) -> str | None:
+    """Which live process holds a pid file, as a text: its number, or ``?``; None when none does.
+
+    :raises ProvisionerError: when the file cannot be looked at
+    """
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProvisionerError(f"pid file {path}: {error.strerror}") from error
+    try:
+        # shared and for a moment only
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _number(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _number(descriptor: int) -> str:
+    text = os.read(descriptor, 20).decode("ascii", "replace").strip()
+    return text if text.isdigit() else "?"
+
+
 def _take(path: Path, text: str) -> int:
     """Put a locked file with this text under the path; give its descriptor."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -103,8 +129,7 @@ def _replace(complete: Path, path: Path) -> bool:
             return False
         complete.rename(path)
     except BlockingIOError:
-        owner = os.read(stale, 20).decode("ascii", "replace").strip()
-        raise ProvisionerError(f"pid file {path}: another provisioner is running, process {owner or '?'}") from None
+        raise ProvisionerError(f"pid file {path}: another provisioner is running, process {_number(stale)}") from None
     finally:
         os.close(stale)
     return True

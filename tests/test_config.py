@@ -73,6 +73,8 @@ class TestDefaults:
         assert loaded.helper_timeout == 10
         assert loaded.shutdown_grace == 20
         assert loaded.log_format is None
+        assert loaded.retry_backoff is True
+        assert (loaded.allow, loaded.deny) == ((), ())
         assert loaded.warnings == ()
 
     def test_zero_workers_are_as_many_as_there_are_cores(self, file: Path) -> None:
@@ -127,13 +129,18 @@ class TestValues:
             shutdown_grace: 0s
             monitor_address: 127.0.0.1
             log_format: text
+            retry_backoff: false
+            allow: [c]
+            deny: [/d/, e]
             """,
         )
         values = attrs.asdict(loaded, filter=lambda field, _: not field.name.startswith("_"), recurse=False)
-        values["cert_deny_list"] = [pattern.pattern for pattern in loaded.cert_deny_list]
+        for name in ("cert_deny_list", "allow", "deny"):
+            values[name] = [pattern.pattern for pattern in values[name]]
         assert values == {
             "path": file,
             "warnings": (),
+            "unknown_keys": frozenset(),
             "workers": 4,
             "interval": 300,
             "logfile": "/var/log/provisioner.log",
@@ -159,6 +166,9 @@ class TestValues:
             "shutdown_grace": 0,
             "monitor_address": "127.0.0.1",
             "log_format": "text",
+            "retry_backoff": False,
+            "allow": ["c"],
+            "deny": ["d", "e"],
         }
 
     @pytest.mark.parametrize("text", ["on", "yes", "true", "True", "TRUE", "y", "Y"])
@@ -243,7 +253,9 @@ class TestUnknownKeys:
     def test_a_key_that_is_not_known_is_a_warning_with_the_nearest_one(
         self, file: Path, line: str, warning: str
     ) -> None:
-        assert load(file, f"helper: h\n{line}\n").warnings == (f"{file}:2: {warning}",)
+        loaded = load(file, f"helper: h\n{line}\n")
+        assert loaded.warnings == (f"{file}:2: {warning}",)
+        assert loaded.unknown_keys == {text for text in loaded.warnings if "unknown key" in text}
 
     def test_keys_are_taken_in_any_letter_case_as_the_go_original_does(self, file: Path) -> None:
         loaded = load(file, f"Helper: h\nFEATURES: {{Jwt: true}}\nJwt_Verify_Cert: {HEX_KEY}\n")
@@ -650,7 +662,15 @@ class TestSample:
         loaded = load(file, re.sub(r"^#(?! )|^#(?=  - )", "", SAMPLE.read_text(), flags=re.MULTILINE))
         default = config.load(SAMPLE)
         assert loaded.warnings == ()
-        examples = {"jwt_verify_cert", "jwt_signing_key", "jwt_signing_token", "upgrades_repository", "log_format"}
+        examples = {
+            "jwt_verify_cert",
+            "jwt_signing_key",
+            "jwt_signing_token",
+            "upgrades_repository",
+            "log_format",
+            "allow",
+            "deny",
+        }
         for field in attrs.fields(Config):
             if field.name not in {*examples, "path", "cert_deny_list", "_lock"}:
                 assert getattr(loaded, field.name) == getattr(default, field.name), field.name

@@ -38,6 +38,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
 
 class Network:
     """A provisioner and one node that answers a discovery by a script, at times that the script says."""
@@ -209,6 +212,14 @@ def test_a_sighting_carries_the_time_at_which_its_reply_arrived(network: Network
     found = network.discover(at(0.125, pong("n1")), at(0.25, pong("n2")))
 
     assert found == [Sighting("n1", START + 0.125), Sighting("n2", START + 0.25)]
+
+
+def test_a_sighting_tells_how_far_the_clock_of_the_server_is_ahead(network: Network) -> None:
+    def reply(request: Request) -> bytes:
+        return EnvelopesV1().seal(request, sender="n1", body="pong", time=START + 90)
+
+    (found,) = network.discover(at(0.25, reply))
+    assert found.ahead == 89.75
 
 
 def test_a_server_that_answers_more_than_once_is_found_once_by_its_first_answer(network: Network) -> None:

@@ -117,3 +117,11 @@ def test_a_written_go_duration_is_read_back(parts: list[tuple[int, str]], sign: 
 @given(st.integers(0, 290 * 365))
 def test_days_are_read_back(days: int) -> None:
     assert durations.parse(f"{days}d") == days * DAY
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (59.9, "59s"), (61, "1m01s"), (3599, "59m59s"), (7260, "2h01m"), (86400 * 12 + 3600, "12d01h")],
+)
+def test_times_are_told_in_two_units(seconds: float, text: str) -> None:
+    assert durations.span(seconds) == text

@@ -360,7 +360,7 @@ class TestAHostileServer:
         text = TOKEN + "x" * rpc.REFUSAL_CHARACTERS
         body = json.dumps({"statuscode": 1, "statusmsg": text})
         with pytest.raises(RefusedError, match=r"^refused: a text of \d+ characters, too long to be shown$"):
-            rpc._opened(body, {"token": TOKEN})
+            rpc.opened(body, {"token": TOKEN})
 
 
 class TestSecrets:

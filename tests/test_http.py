@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import socket
 import threading
@@ -17,6 +18,8 @@ from provisioner.monitor import http as monitor
 from provisioner.monitor.health import Checks, Health
 from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
+from provisioner.monitor.page import ROWS
+from provisioner.monitor.status import Connection, Look, Queue, Role, Status
 
 #: For everything that is awaited; no test waits that long unless it fails.
 PATIENCE_SECONDS = 30.0
@@ -37,9 +40,12 @@ def serve() -> Iterator[Serve]:
             metrics: Callable[[], bytes] = lambda: b"page\n",
             liveness: Checks | None = None,
             readiness: Checks | None = None,
+            status: Look | None = None,
         ) -> MonitorServer:
             return stack.enter_context(
-                MonitorServer(address, 0, metrics=metrics, liveness=liveness or {}, readiness=readiness or {})
+                MonitorServer(
+                    address, 0, metrics=metrics, liveness=liveness or {}, readiness=readiness or {}, status=status
+                )
             )
 
         yield start
@@ -100,6 +106,87 @@ def test_head_gives_the_headers_of_get_and_no_body(serve: Serve) -> None:
     assert head.headers["Content-Type"] == get.headers["Content-Type"]
 
 
+class Looks:
+    """Gives an empty status, and notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | None]] = []
+
+    def __call__(self, search: str = "", limit: int | None = None) -> Status:
+        self.asked.append((search, limit))
+        return Status(
+            time=time.time(),
+            identity="prov.example.net",
+            site="",
+            version="1.2.3",
+            started=time.time(),
+            role=Role.ALONE,
+            problems=[],
+            connection=Connection(connected=True, broker="", since=time.time(), reconnections=0, error=""),
+            queue=Queue(waiting=0, queued=0, busy=0),
+            workers=[],
+            troubled=[],
+            troubled_count=0,
+            recent=[],
+            reasons=[],
+            minutes=[],
+            expiries={},
+            search=search,
+        )
+
+
+def test_the_status_is_there_for_people_and_for_machines(serve: Serve) -> None:
+    looks = Looks()
+    server = serve(status=looks)
+    response, page = ask(server, "/")
+    assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert page.startswith(b"<!DOCTYPE html>")
+    response, document = ask(server, "/status.json")
+    assert response.headers["Content-Type"] == "application/json"
+    assert json.loads(document)["version"] == "1.2.3"
+    # the page shows some of those in trouble, the document has all
+    assert looks.asked == [("", ROWS), ("", None)]
+
+
+@pytest.mark.parametrize(
+    ("query", "search"),
+    [
+        ("identity=", ""),
+        ("identity", ""),
+        ("identity=+web%31.example.net%0A", "web1.example.net"),
+        ("identity=a&identity=b", "a"),
+        ("identity=%FF%C3%BC", "\ufffd\u00fc"),
+        (f"identity={'x' * 1000}", "x" * 255),
+        ("&&;=&identity=a%", "a%"),
+    ],
+)
+def test_hosts_can_be_searched_for(serve: Serve, query: str, search: str) -> None:
+    looks = Looks()
+    server = serve(status=looks)
+    page = ask(server, f"/?{query}")[1]
+    ask(server, f"/status.json?{query}")
+
+    assert [asked for asked, _ in looks.asked] == [search, search]
+    assert b'http-equiv="refresh"' not in page
+    assert b'name="identity"' in page
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/livez", "/nowhere"])
+def test_other_sites_can_do_nothing_with_an_answer(serve: Serve, path: str) -> None:
+    headers = ask(serve(status=Looks()), path)[0].headers
+    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert "script-src" not in policy
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert not any(name.startswith("Access-Control") for name in headers)
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW", "get"])
 def test_other_methods_are_told_what_is_allowed(serve: Serve, method: str) -> None:
     response, _ = ask(serve(), "/metrics", method=method)
@@ -108,7 +195,7 @@ def test_other_methods_are_told_what_is_allowed(serve: Serve, method: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/Metrics", "/../metrics", "/status.json", "*"])
-def test_other_paths_are_not_found(serve: Serve, path: str) -> None:
+def test_other_paths_are_not_found_nor_is_the_status_where_there_is_none(serve: Serve, path: str) -> None:
     assert ask(serve(), path)[0].status == 404
 
 

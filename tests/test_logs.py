@@ -342,6 +342,43 @@ def test_a_file_that_was_moved_away_is_made_anew(log_to_file: SetUp, tmp_path: P
     assert [line["msg"] for line in objects(path)] == ["three"]
 
 
+@pytest.mark.parametrize("level", ["info", "fatal"])
+def test_on_request_it_is_made_anew_before_there_is_anything_to_say(
+    log_to_file: SetUp, tmp_path: Path, level: str
+) -> None:
+    path = log_to_file(level=level)
+    reopening = logs.Reopening()
+    path.rename(tmp_path / "provisioner.log.1")
+    reopening()
+    assert not path.exists()
+    reopening.request()
+    reopening()
+    assert [line["msg"] for line in objects(path)] == ["opened the log anew, as asked"] * (level == "info")
+    reopening()
+    assert len(objects(path)) == (level == "info")
+
+
+def test_a_request_that_cannot_be_met_is_told_in_the_old_file(log_to_file: SetUp, tmp_path: Path) -> None:
+    path = log_to_file()
+    elsewhere = tmp_path.with_name("elsewhere-as-well")
+    tmp_path.rename(elsewhere)
+    reopening = logs.Reopening()
+    reopening.request()
+    reopening()
+    elsewhere.rename(tmp_path)
+    assert objects(path)[0]["msg"] == "cannot open the log anew, going on in the old file: No such file or directory"
+
+
+def test_a_request_is_no_problem_for_a_log_that_is_no_file() -> None:
+    script = f"{SETUP}\nreopening = logs.Reopening()\nreopening.request()\nreopening()\nlog.info('hello')"
+    result = run(script, "stdout")
+    assert result.stderr == b""
+    assert [json.loads(line)["msg"] for line in result.stdout.splitlines()] == [
+        "opened the log anew, as asked",
+        "hello",
+    ]
+
+
 def test_a_file_that_is_copied_and_truncated_goes_on_from_its_start(log_to_file: SetUp) -> None:
     path = log_to_file()
     logger().info("one")

@@ -108,7 +108,7 @@ def test_every_series_exists_from_the_start_at_zero() -> None:
         assert f"choria_provisioner_rpc_errors{labels}" in ours
         assert f"choria_provisioner_rpc_time_count{labels}" in ours
         assert f"choria_provisioner_rpc_time_sum{labels}" in ours
-    for name in ("queue_full", "events_dropped", "upgrades"):
+    for name in ("queue_full", "events_dropped", "upgrades", "refused", "troubled_nodes"):
         assert f'choria_provisioner_{name}{{site="lab"}}' in ours
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner import pidfile
 from provisioner.errors import ProvisionerError
 from provisioner.pidfile import PidFile
 
@@ -185,3 +186,37 @@ def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None
             pytest.fail("it was written")
         assert str(caught.value) == f"pid file {tmp_path / name}: {reason}"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder.pid", "link.pid"]
+
+
+class TestOwner:
+    """Who holds a pid file, seen from another process."""
+
+    def test_nobody_does_when_there_is_none(self, tmp_path: Path) -> None:
+        assert pidfile.owner(tmp_path / "pid") is None
+
+    def test_nobody_does_when_it_is_stale(self, tmp_path: Path) -> None:
+        path = tmp_path / "pid"
+        path.write_text("1\n")
+        assert pidfile.owner(path) is None
+        with PidFile(path):
+            pass
+
+    def test_the_process_that_holds_it_does(self, tmp_path: Path) -> None:
+        path = tmp_path / "pid"
+        with PidFile(path):
+            assert pidfile.owner(path) == str(os.getpid())
+            assert pidfile.owner(path) == str(os.getpid())
+        assert pidfile.owner(path) is None
+
+    @pytest.mark.parametrize("text", ["", "x", "-1", "12 34"])
+    def test_what_is_no_number_is_not_shown(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "pid"
+        path.write_text(text)
+        with path.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            assert pidfile.owner(path) == "?"
+
+    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "pid").symlink_to(tmp_path / "other")
+        with pytest.raises(ProvisionerError, match="pid file"):
+            pidfile.owner(tmp_path / "pid")

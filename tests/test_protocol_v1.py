@@ -74,6 +74,7 @@ def test_a_recorded_reply_opens(name: str) -> None:
     assert reply.request_id == expected["envelope"]["requestid"]
     assert reply.sender == reply.transport_sender == expected["envelope"]["senderid"]
     assert reply.agent == expected["envelope"]["agent"]
+    assert reply.time == expected["envelope"]["time"]
     body = reply.body if reply.body == "pong" else json.loads(reply.body)
     assert body == expected["body"]
 

@@ -79,6 +79,7 @@ def test_a_recorded_reply_opens(name: str) -> None:
     assert reply.transport_sender == recorded["transport"]["headers"]["sender"]
     assert reply.agent == recorded["inner"]["agent"]
     assert reply.body == recorded["message"]
+    assert reply.time == recorded["inner"]["time"] / 10**9
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))
@@ -145,9 +146,14 @@ def enveloped(
     return json.dumps(outer | (transport or {})).encode()
 
 
+@pytest.mark.parametrize("time", [None, "1", 1.5, True, -1, 10**400])
+def test_a_reply_without_a_time_of_any_use_opens(time: Any) -> None:
+    assert protocol().reply(enveloped(reply={"time": time})).time is None
+
+
 def test_a_reply_made_here_opens() -> None:
     assert protocol().reply(enveloped()) == Reply(
-        request_id="1", sender="n1", transport_sender="n1", agent="discovery", body="pong"
+        request_id="1", sender="n1", transport_sender="n1", agent="discovery", body="pong", time=1e-9
     )
 
 

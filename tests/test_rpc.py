@@ -457,10 +457,10 @@ def test_the_text_of_data_is_the_servers_own(before: dict[str, int], data: str) 
 def test_numbers_in_the_data_keep_all_their_digits() -> None:
     data = '{"big":9007199254740993,"huge":123456789012345678901234567890,"fine":0.1000000000000000055511151231257827}'
 
-    assert rpc._opened('{"statuscode":0,"statusmsg":"OK","data":' + data + "}", {}).data_text() == data
+    assert rpc.opened('{"statuscode":0,"statusmsg":"OK","data":' + data + "}", {}).data_text() == data
 
 
 @given(st.text(max_size=200) | JSON_TEXT)
 def test_any_body_gives_a_reply_or_a_typed_error(body: str) -> None:
     with contextlib.suppress(BadReplyError, RefusedError):
-        assert isinstance(rpc._opened(body, {}).data_text(), str)
+        assert isinstance(rpc.opened(body, {}).data_text(), str)

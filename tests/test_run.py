@@ -50,6 +50,23 @@ def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_f
     assert process.communicate() == ("", "")
 
 
+def test_the_status_is_served_to_people_and_machines(
+    installation: Installation, start_fleet: StartFleet, eventually: Eventually
+) -> None:
+    start_fleet(Server(identity="n1.example.net", site=SITE))
+    installation.start("run")
+    eventually(installation.ready)
+    eventually(lambda: json.loads(installation.get("/status.json")[1])["recent"])
+
+    code, page = installation.get("/")
+    assert code == 200
+    assert "<td>n1.example.net<td>" in page
+    document = json.loads(installation.get("/status.json?identity=n1")[1])
+    assert (document["identity"], document["site"], document["role"]) == ("prov.example.net", "lab", "alone")
+    assert [each["identity"] for each in document["recent"]] == ["n1.example.net"]
+    assert not any("s3cret" in text for text in (page, json.dumps(document)))
+
+
 def test_run_is_the_default_command(installation: Installation, eventually: Eventually) -> None:
     process = installation.start()
     eventually(installation.ready)

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from provisioner.choria.discovery import Sighting
 from provisioner.errors import HostError, SoftError
 from provisioner.host.host import Host
 from provisioner.host.node import LockedError
 from provisioner.host.provision import Outcome
 from provisioner.hosts import worker as worker_module
 from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.history import History
 from provisioner.hosts.loop import Loop
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.worker import LEAVING_SECONDS, Worker
@@ -38,6 +40,7 @@ class Pool:
         self.shutdown = Shutdown(grace=5)
         self.registry = Registry(60, self.metrics)
         self.finisher = Finisher(self.registry)
+        self.history = History(backoff=True, interval=60)
         self.provision: Callable[[Host], Outcome] = lambda _host: Outcome.PROVISIONED
         self.provisioned: list[str] = []
         self.paused = False
@@ -50,6 +53,7 @@ class Pool:
             self.shutdown,
             paused=lambda: self.paused,
             helper_timeout=10,
+            history=self.history,
         )
 
     def _provision(self, host: Host) -> Outcome:
@@ -98,24 +102,16 @@ def test_after_any_error_the_host_is_let_go_at_once_and_counted(pool: Pool, erro
     assert value(pool.metrics, "provisioned") == 0
 
 
-def test_a_host_that_is_locked_stays_known_as_long_as_trying_again_is_of_no_use(pool: Pool) -> None:
+def test_a_host_that_is_locked_is_left_alone_as_long_as_trying_again_is_of_no_use(pool: Pool) -> None:
     assert LockedError.hold == 120
     pool.provision = raising(LockedError("choria_provision#configure: refused: Could not obtain provisioning lock"))
     host = pool.add("n1")
 
     until(lambda: value(pool.metrics, "provision_errors") == 1)
-    until(lambda: value(pool.metrics, "busy_workers") == 0)
-    assert pool.registry.is_current(host)
-    assert not pool.registry.add(Host("n1")), "so the next discovery skips it"
-
-
-def test_that_time_passes_and_the_host_is_let_go(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LockedError, "hold", 0.05)
-    pool.provision = raising(LockedError("not now"))
-    pool.add("n1")
-
     until(lambda: pool.waiting() == 0)
-    assert pool.provisioned == ["n1"]
+    assert pool.history.choose([Sighting("n1", host.discovered)]) == [], "so the next discovery skips it"
+    pool.history.booted("n1")
+    assert pool.history.choose([Sighting("n1", host.discovered)]) != []
 
 
 def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
@@ -275,3 +271,17 @@ def test_a_loop_survives_a_bug_and_says_so(caplog: pytest.LogCaptureFixture) -> 
 
     assert loop.turns == 2
     assert "bug in thread stumbling" in caplog.text
+
+
+def test_a_loop_that_is_being_started_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, begin, problems = Stumbling(), threading.Thread.start, []
+
+    def look_and_begin(thread: threading.Thread) -> None:
+        problems.append(loop.health().problem)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", look_and_begin)
+    loop.start()
+    loop.join(10)
+
+    assert problems == [None]

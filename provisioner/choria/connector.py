@@ -177,6 +177,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
 
         #: How many connections there were so far.
         self.connections = 0
+        #: When the connection came, or went, by the monotonic clock; when this was made as long as there was none.
+        self.changed = time.monotonic()
         #: Why there was no connection the last time, or is none; None as long as all went well.
         self.failure: ProvisionerError | None = None
 
@@ -496,6 +498,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
                 link.send(b"".join(map(encode_subscribe, self._subs.values())))
                 self._live = self._latest = link
                 self.connections += 1
+                self.changed = time.monotonic()
                 self._up.set()
         except BaseException:
             link.close()
@@ -549,6 +552,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             self.failure = error
         with self._lock:
             self._live = None
+            self.changed = time.monotonic()
             self._up.clear()
         self._retire(link)
         if self._closing.is_set():

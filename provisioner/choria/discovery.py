@@ -11,7 +11,7 @@ import attrs
 
 from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
 from provisioner.choria.identity import reason_insane
-from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError
+from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError, Reply
 from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
@@ -32,10 +32,12 @@ class Sighting:
     """A server that answered.
 
     :ivar received: when its reply arrived, by the monotonic clock
+    :ivar ahead: seconds by which its clock is ahead of ours, less what its reply took; None when it did not say
     """
 
     identity: str
     received: float
+    ahead: float | None = attrs.field(default=None, eq=False)
 
 
 def discover(
@@ -90,26 +92,29 @@ def discover(
 
 
 def _sightings(messages: list[Message], protocol: Protocol, request_id: str) -> list[Sighting]:
+    offset = time.time() - time.monotonic()
     sightings: dict[str, Sighting] = {}
     refused: collections.Counter[str] = collections.Counter()
     examples: dict[str, str] = {}
     for message in messages:
         sender = ""
         try:
-            sender = _sender(message, protocol, request_id)
+            reply = _checked(message, protocol, request_id)
+            sender = reply.sender
             if reason := reason_insane(sender):
                 raise ProtocolError(f"their identity {reason}")
         except ProtocolError as error:
             refused[str(error)] += 1
             examples.setdefault(str(error), sender)
         else:
-            sightings.setdefault(sender, Sighting(sender, message.received))
+            ahead = None if reply.time is None else reply.time - (message.received + offset)
+            sightings.setdefault(sender, Sighting(sender, message.received, ahead))
     for reason, count in refused.items():
         LOG.warning("refused %d discovery replies, one from %r: %s", count, printable(examples[reason]), reason)
     return list(sightings.values())
 
 
-def _sender(message: Message, protocol: Protocol, request_id: str) -> str:
+def _checked(message: Message, protocol: Protocol, request_id: str) -> Reply:
     reply = protocol.reply(message.payload)
     if reply.request_id != request_id:
         raise ProtocolError("they name another request")
@@ -117,4 +122,4 @@ def _sender(message: Message, protocol: Protocol, request_id: str) -> str:
         raise ProtocolError("they answer something else than a discovery")
     if reply.sender != reply.transport_sender:
         raise ProtocolError("their envelopes name different senders")
-    return reply.sender
+    return reply

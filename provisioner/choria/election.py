@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from datetime import datetime
 from typing import Any
 
 from provisioner.choria.connector import Connector, ConnectorError, NoRespondersError
@@ -22,6 +24,9 @@ ELECTION = "provisioner"
 CALL_SECONDS = 5.0
 #: What the Go original takes for the lifetime of the key, which is how long an election outlives its leader.
 LIFETIME_SECONDS = (4.0, 3600.0)
+
+#: No key ever has this sequence: 200 million years of campaigns would not reach it. Exact in every JSON.
+UNREACHABLE_SEQUENCE = 2**53 - 1
 
 _STREAM = f"KV_{BUCKET}"
 _INFO_SUBJECT = f"choria.streams.STREAM.INFO.{_STREAM}"
@@ -96,6 +101,33 @@ class Key:
                 f"{longest:g} s: {_LIFETIME_SETTING} in its configuration"
             )
         return seconds
+
+    def clock_ahead(self) -> float | None:
+        """Seconds by which the broker's clock is ahead of ours; None when that cannot be known.
+
+        :raises ElectionError: when the broker does not answer
+        """
+        before = time.time()
+        reply = self._call(_INFO_SUBJECT)
+        after = time.time()
+        try:
+            told = datetime.fromisoformat(str(reply.get("ts")))
+        except ValueError:
+            return None
+        return told.timestamp() - (before + after) / 2 if told.tzinfo else None
+
+    def sequence(self) -> int:
+        """The sequence that the key has; 0: there is no key. Changes nothing.
+
+        It cannot be read, but the refusal of a write tells it, and this write is always refused.
+
+        :raises ElectionError: when it cannot be known
+        """
+        try:
+            self.write(UNREACHABLE_SEQUENCE)
+        except TakenError as refusal:
+            return refusal.sequence
+        raise ElectionError(f"the broker has taken a write that it had to refuse, of the key {ELECTION}")
 
     def write(self, expected: int) -> int:
         """Set the key, if its sequence is as expected.

@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 from provisioner.choria.protocol import ProtocolError
 
+#: Where calendars end: the year 10000.
+LAST_SECOND = 253402300800
+
 _T = TypeVar("_T")
 
 encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -40,6 +43,17 @@ def member(layer: dict[str, Any], what: str, key: str, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise ProtocolError(f"the {what} lacks a valid {key}")
     return value
+
+
+def moment(layer: dict[str, Any], key: str, *, per_second: int = 1) -> float | None:
+    """A time in seconds since the epoch; None when there is none, which is no reason to refuse a layer.
+
+    :param per_second: how many of the units that it is written in make a second
+    """
+    value = layer.get(key)
+    if type(value) is not int or not 0 <= value < LAST_SECOND * per_second:
+        return None
+    return value / per_second
 
 
 def decoded(layer: dict[str, Any], what: str, key: str) -> bytes:

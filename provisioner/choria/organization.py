@@ -22,6 +22,7 @@ from provisioner.choria.credentials import (
     attempt,
     lifetime_problem,
 )
+from provisioner.choria.layers import LAST_SECOND
 from provisioner.choria.nats import WireError
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v2 import ProtocolV2
@@ -31,9 +32,6 @@ from provisioner.choria.settings import CHORIA_CA, CHORIA_CERTIFICATE, CHORIA_KE
 PURPOSE = "choria_client_id"
 #: What `iss` begins with when a member of the organization has issued the JWT, not the organization itself.
 CHAIN_ISSUER_PREFIX = "C-"
-
-#: Where calendars end: the year 10000.
-LAST_SECOND = 253402300800
 
 # With the same key requests and JWTs are signed: a broker must not have us sign one of those.
 _NONCE = re.compile(r"[\w-]{1,64}", re.ASCII)
@@ -85,6 +83,12 @@ class Organization:
         claims = self._credentials().claims
         problem = lifetime_problem(claims.get("nbf"), claims.get("exp"), self._clock())
         return f"{self._token}, which is {problem}" if problem else f"{password} and {self._token}"
+
+    @property
+    def summary(self) -> str:
+        claims = self._credentials().claims
+        granted = sorted(name for name, given in claims["permissions"].items() if given is True)
+        return f"the token of {claims['callerid']} fits its seed; it permits: {', '.join(granted)}"
 
     def authenticate(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         credentials = self._credentials()
@@ -162,6 +166,8 @@ class Organization:
         yield from tls.limit_warnings(self._settings)
         if problem := lifetime_problem(self._credentials().claims.get("nbf"), None, self._clock()):
             yield f"{self._token}: {problem}"
+        if not self._credentials().claims.get("ou"):
+            yield f"{self._token}: names no organization (claim ou), which brokers refuse"
         if self._ca is None:
             yield f"{CHORIA_CA}: not set, so brokers are not verified: whoever answers gets the password and the token"
 

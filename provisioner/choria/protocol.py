@@ -38,6 +38,8 @@ class Reply:
     agent: str
     #: `pong` for a discovery, else JSON text.
     body: str = attrs.field(repr=False)
+    #: When it was made by the sender's clock, in seconds since the epoch; None when it does not say.
+    time: float | None = None
 
 
 class Protocol(typing.Protocol):

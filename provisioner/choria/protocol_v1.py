@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.layers import decoded, digest, document, encode, member
+from provisioner.choria.layers import decoded, digest, document, encode, member, moment
 from provisioner.choria.protocol import COLLECTIVE, ProtocolError, Reply
 
 TRANSPORT = "choria:transport:1"
@@ -85,4 +85,5 @@ class ProtocolV1:
             transport_sender=member(headers, "headers", "mc_sender", str),
             agent=member(envelope, "envelope", "agent", str),
             body=member(reply, "reply", "message", str),
+            time=moment(envelope, "time"),
         )

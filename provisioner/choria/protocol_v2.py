@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.layers import decoded, digest, document, encode, member
+from provisioner.choria.layers import decoded, digest, document, encode, member, moment
 from provisioner.choria.protocol import COLLECTIVE, ProtocolError, Reply
 
 TRANSPORT = "io.choria.protocol.v2.transport"
@@ -21,6 +21,9 @@ SECURE_REQUEST = "io.choria.protocol.v2.secure_request"
 SECURE_REPLY = "io.choria.protocol.v2.secure_reply"
 REQUEST = "io.choria.protocol.v2.request"
 REPLY = "io.choria.protocol.v2.reply"
+
+#: In a second; the unit of all times in version 2.
+NANOSECONDS = 10**9
 
 
 @attrs.frozen(kw_only=True)
@@ -85,6 +88,7 @@ class ProtocolV2:
             transport_sender=member(headers, "headers", "sender", str),
             agent=member(reply, "reply", "agent", str),
             body=body,
+            time=moment(reply, "time", per_second=NANOSECONDS),
         )
 
 

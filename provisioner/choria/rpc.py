@@ -179,19 +179,20 @@ class Client:
                 return
             answered.examined += 1
         session = answered.session
+        extra = {"identity": session.identity, "request_id": request_id}
         if answered.examined > SECOND_REPLIES_EXAMINED:
             session.conflict = True
             LOG.warning(
                 "more than %d further replies to one %s request: somebody floods it, maybe to hide a forged one",
                 SECOND_REPLIES_EXAMINED,
                 answered.agent,
-                extra={"identity": session.identity},
+                extra=extra,
             )
             return
         try:
             reply = session.checked(message, request_id, answered.agent)
         except ProtocolError as error:
-            LOG.debug("ignored a further reply: %s", error, extra={"identity": session.identity})
+            LOG.debug("ignored a further reply: %s", error, extra=extra)
             return
         digest = _digest(reply)
         if digest != answered.digest:
@@ -202,17 +203,21 @@ class Client:
                 answered.agent,
                 answered.digest.hex(),
                 digest.hex(),
-                extra={"identity": session.identity},
+                extra=extra,
             )
 
 
 @attrs.define(eq=False)
 class Session:
-    """The conversation with one server. Used by one worker; the reader thread may set `conflict`."""
+    """The conversation with one server. Used by one worker; the reader thread may set `conflict`.
+
+    :ivar request_id: of the last request, as the server logs it; empty before the first
+    """
 
     identity: str
     _client: Client
     conflict: bool = False
+    request_id: str = ""
 
     @property
     def connected(self) -> bool:
@@ -233,7 +238,7 @@ class Session:
             raise ConflictError("different replies came to one request, so nothing further is sent")
         connector, protocol = self._client.connector, self._client.protocol
         deadline = time.monotonic() + timeout
-        request_id = protocol.new_request_id()
+        self.request_id = request_id = protocol.new_request_id()
         with connector.expect(request_id) as replies:
             payload = protocol.request(
                 agent=agent,
@@ -248,7 +253,7 @@ class Session:
             self._client._remember(request_id, _Answered(self, agent, _digest(reply)))
         for message in replies.drain():
             self._client._examine_late(message)
-        return _opened(reply.body, data)
+        return opened(reply.body, data)
 
     def checked(self, message: Message, request_id: str, agent: str) -> Reply:
         """A reply that answers this request and comes from this server.
@@ -293,7 +298,8 @@ class Session:
                 return self.checked(message, request_id, agent)
             except ProtocolError as error:
                 if str(error) not in dropped:
-                    LOG.warning("dropped a reply to %s: %s", agent, error, extra={"identity": self.identity})
+                    extra = {"identity": self.identity, "request_id": request_id}
+                    LOG.warning("dropped a reply to %s: %s", agent, error, extra=extra)
                 dropped[str(error)] += 1
 
     def _read_out(self, what: str) -> None:
@@ -321,7 +327,7 @@ def _digest(reply: Reply) -> bytes:
     return hashlib.sha256(reply.body.encode(errors="replace")).digest()
 
 
-def _opened(body: str, sent: Mapping[str, Any]) -> RPCReply:
+def opened(body: str, sent: Mapping[str, Any]) -> RPCReply:
     """The contents of a reply body.
 
     :param sent: the data of the request; nothing of it gets into an error's text

@@ -60,6 +60,10 @@ class Security(typing.Protocol):
         """One line each, what the operator should know although it stops nothing."""
 
     @property
+    def summary(self) -> str:
+        """Who we are, and what proves it."""
+
+    @property
     def login_hint(self) -> str:
         """The settings to look at when a broker refuses the login."""
 
@@ -112,6 +116,7 @@ class Insecure:
     tls_always = False
     account = ""
     warnings = ()
+    summary = "none: choria_insecure is on, so nothing is signed"
     login_hint = "broker_provisioning_password"
     ca_hint = "the trust store of this system (or SSL_CERT_FILE)"
     certificate_hint = "choria_insecure, with which no certificate is sent"

@@ -47,6 +47,11 @@ class X509:
         self.ca_hint = str(self._ca)
         self.certificate_hint = str(self._certificate)
 
+    @property
+    def summary(self) -> str:
+        names = ", ".join(sorted(certificates.names(self._pair().certificate)))
+        return f"the certificate for {names} fits its key; requests are sent as {self._settings.caller}"
+
     def authenticate(self, _info: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._settings.login
 

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
-
 import attrs
 
-from provisioner.errors import HostError
+from provisioner import contract
+from provisioner.contract import EXPIRY_LIMIT_SECONDS, PROBLEMS_NAMED, AnswerError
 
-#: The setting that must be off in what the helper returns, or the server starts in provisioning mode again.
-PROVISION_KEY = "plugin.choria.server.provision"
-#: Choria stops reading a configuration file at a longer line, and ignores all that follows.
-LINE_LIMIT_BYTES = 64 * 1024 - 1
-#: The longest file name that the usual file systems take.
-FILE_NAME_LIMIT_BYTES = 255
-#: Expiry times end here, with the year 9999: the last that everybody can read.
-EXPIRY_LIMIT_SECONDS = 253_402_300_800
-#: How many problems one error names; a helper can make any number of them.
-PROBLEMS_NAMED = 5
-
-_NO_CONFIGURATION = "configuration: there is none"
-_FALSE = frozenset({"0", "no", "false", "n", "f"})
-_PERMISSIONS = ("submission", "streams", "governor", "service_host")
-_LINE_BREAKING = re.compile("[\r\n\0]")
-_PLAIN_NAME = re.compile(r"[\w.:/-]{1,80}")
-_FILE_STEM = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*")
-_KINDS = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
-
-_T = TypeVar("_T")
-
-
-class AnswerError(HostError):
-    """The helper's answer cannot be used; the text names the key at fault and never shows a value."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"the helper's answer is refused: {problem}")
+__all__ = [
+    "EXPIRY_LIMIT_SECONDS",
+    "PROBLEMS_NAMED",
+    "Answer",
+    "AnswerError",
+    "ServerClaims",
+    "check",
+    "check_configured",
+    "parse",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -88,65 +58,29 @@ class Answer:
 
 
 def parse(stdout: bytes) -> Answer:
-    """Read what the helper printed: one JSON document, an object.
-
-    Names of keys match in any letter case, as in the Go original, and unknown ones are ignored. `null` counts as
-    absent; when a key comes twice the last one wins.
+    """Read what the helper printed: one JSON document, an object. See :func:`provisioner.contract.read`.
 
     :raises AnswerError: anything else than such a document, or a value of the wrong type in it
     """
-    answer = _members(_document(stdout))
-    return Answer(
-        defer=_boolean(answer, "defer"),
-        shutdown=_boolean(answer, "shutdown"),
-        msg=_text(answer, "msg"),
-        key=_text(answer, "key"),
-        certificate=_text(answer, "certificate"),
-        ca=_text(answer, "ca"),
-        ssldir=_text(answer, "ssldir"),
-        configuration=_texts_by_name(answer, "configuration"),
-        action_policies=_texts_by_name(answer, "action_policies"),
-        opa_policies=_texts_by_name(answer, "opa_policies"),
-        server_claims=_server_claims(answer),
-        upgrade=_text(answer, "upgrade"),
-    )
+    members = contract.read(contract.document(stdout))
+    return Answer(**members | {"server_claims": ServerClaims(**members["server_claims"])})
 
 
 def check(
     answer: Answer, *, identity: str, csr_ssldir: str | None, provision_default: bool | None, upgrades: bool = False
 ) -> list[str]:
-    """Check for what would make the server fail half-way, or be lost, before anything is sent to it.
+    """Check for what would make the server fail half-way, or be lost. See :func:`provisioner.contract.check`.
 
-    Nothing is checked when the helper defers or wants a shutdown, for then nothing else it says is sent. An answer that
-    names a version to upgrade to may come without a configuration.
-
-    :param identity: of the node
-    :param csr_ssldir: the directory that the node named with its CSR, if it was asked for one
-    :param provision_default: whether the node enters provisioning mode when its configuration does not say, which is
-        claim `chpd` of its JWT; None when that is not known
-    :param upgrades: whether a version to upgrade to is heeded
     :returns: warnings, one line each
-    :raises AnswerError: names what is wrong, up to `PROBLEMS_NAMED` of it
+    :raises AnswerError: names what is wrong
     """
-    if answer.defer or answer.shutdown:
-        return []
-    may_be_empty = upgrades and answer.upgrade
-    problems = [
-        *([] if answer.configuration or may_be_empty else [_NO_CONFIGURATION]),
-        *_configuration_problems(answer.configuration),
-        *_provision_problems(answer.configuration, provision_default),
-        *_policy_problems("action_policies", answer.action_policies, ".policy"),
-        *_policy_problems("opa_policies", answer.opa_policies, ".rego"),
-        *_certificate_problems(answer, csr_ssldir),
-    ]
-    if len(problems) > PROBLEMS_NAMED:
-        problems[PROBLEMS_NAMED:] = [f"and {len(problems) - PROBLEMS_NAMED} more"]
-    if problems:
-        raise AnswerError("; ".join(problems))
-    configured = answer.configuration.get("identity", "").strip()
-    if configured and configured != identity:
-        return ["configuration.identity in the helper's answer is not the identity of this node"]
-    return []
+    return contract.check(
+        attrs.asdict(answer, recurse=False),
+        identity=identity,
+        csr_ssldir=csr_ssldir,
+        provision_default=provision_default,
+        upgrades=upgrades,
+    )
 
 
 def check_configured(answer: Answer) -> None:
@@ -155,162 +89,4 @@ def check_configured(answer: Answer) -> None:
     :raises AnswerError: when there is not
     """
     if not answer.configuration:
-        raise AnswerError(_NO_CONFIGURATION)
-
-
-def _document(stdout: bytes) -> object:
-    if stdout.startswith(b"\xef\xbb\xbf"):
-        raise AnswerError("a byte order mark stands before the JSON document")
-    try:
-        return _DECODER.decode(stdout.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise AnswerError(f"it is not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        what = error.msg.partition(":")[0].lower()
-        raise AnswerError(f"it is not one JSON document: {what}, line {error.lineno} column {error.colno}") from None
-    except ValueError:
-        raise AnswerError("a number in it has too many digits") from None
-    except RecursionError:
-        raise AnswerError("lists and objects in it are nested too deeply") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys stand in the order of their last appearance, which decides between spellings of one."""
-    members: dict[str, Any] = {}
-    for name, value in pairs:
-        members.pop(name, None)
-        members[name] = value
-    return members
-
-
-def _number(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise AnswerError("a number in it is too large")
-    return number
-
-
-def _constant(name: str) -> None:
-    raise AnswerError(f"{name} is no JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_number, parse_constant=_constant)
-
-
-def _server_claims(answer: Mapping[str, Any]) -> ServerClaims:
-    claims = _members(answer.get("server_claims", {}), "server_claims.")
-    permissions = _members(claims.get("server_claims.permissions", {}), "server_claims.permissions.")
-    return ServerClaims(
-        ou=_text(claims, "server_claims.ou"),
-        exp=_expiry(claims, "server_claims.exp"),
-        collectives=_texts(claims, "server_claims.collectives"),
-        pub_subjects=_texts(claims, "server_claims.pub_subjects"),
-        permissions={
-            name: _boolean(permissions, f"server_claims.permissions.{name}")
-            for name in _PERMISSIONS
-            if f"server_claims.permissions.{name}" in permissions
-        },
-    )
-
-
-def _members(value: object, path: str = "") -> dict[str, Any]:
-    """What an object holds, by the path from the top of the answer, all in lower case."""
-    members = _typed(path.rstrip(".") or "the document", value, dict)
-    return {path + name.lower(): member for name, member in members.items() if member is not None}
-
-
-def _boolean(members: Mapping[str, Any], name: str) -> bool:
-    return _typed(name, members.get(name, False), bool)
-
-
-def _text(members: Mapping[str, Any], name: str) -> str:
-    return _unicode(name, members.get(name, ""))
-
-
-def _texts(members: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = _typed(name, members.get(name, []), list)
-    return tuple(_unicode(f"{name}[{place}]", text) for place, text in enumerate(texts))
-
-
-def _texts_by_name(members: Mapping[str, Any], name: str) -> dict[str, str]:
-    texts = _typed(name, members.get(name, {}), dict)
-    return {
-        _unicode(f"a key of {name}", key): _unicode(_path(name, key), text)
-        for key, text in texts.items()
-        if text is not None
-    }
-
-
-def _expiry(members: Mapping[str, Any], name: str) -> int | None:
-    value = members.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AnswerError(f"{name}: seconds since the epoch are wanted, {_KINDS[type(value)]} came")
-    if value >= EXPIRY_LIMIT_SECONDS:
-        raise AnswerError(f"{name}: seconds since the epoch are wanted, a time after the year 9999 came")
-    return int(value)
-
-
-def _unicode(name: str, value: object) -> str:
-    text = _typed(name, value, str)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise AnswerError(f"{name}: half of a surrogate pair, which is no text") from None
-    return text
-
-
-def _typed(name: str, value: object, wanted: type[_T]) -> _T:
-    if not isinstance(value, wanted):
-        raise AnswerError(f"{name}: {_KINDS[wanted]} is wanted, {_KINDS[type(value)]} came")
-    return value
-
-
-def _path(name: str, key: str) -> str:
-    """Names a member for a person; the key is the helper's, and may be anything."""
-    return f"{name}.{key}" if _PLAIN_NAME.fullmatch(key) else f"{name}.{key[:80]!a}"
-
-
-def _configuration_problems(configuration: Mapping[str, str]) -> Iterator[str]:
-    """The server writes a line `key=value` for each setting, and reads them back line by line."""
-    for key, value in configuration.items():
-        path = _path("configuration", key)
-        if not key or key != key.strip() or key.startswith("#") or "=" in key:
-            yield f"{path}: no name of a setting: it is empty, starts with # or holds = or outer white space"
-        if _LINE_BREAKING.search(key + value):
-            yield f"{path}: a line break or NUL in the key or the value"
-        if len(f"{key}={value}".encode()) > LINE_LIMIT_BYTES:
-            yield f"{path}: too long: the server reads lines of up to {LINE_LIMIT_BYTES} bytes"
-
-
-def _provision_problems(configuration: Mapping[str, str], provision_default: bool | None) -> Iterator[str]:
-    value = configuration.get(PROVISION_KEY, "").strip().lower()
-    if not configuration or value in _FALSE:
-        return
-    if value:
-        yield f"configuration.{PROVISION_KEY}: must be a false of Choria's: 0, no, false, n or f"
-    elif provision_default is None:
-        yield f"configuration.{PROVISION_KEY}: must be set to false: the node's JWT, which may turn it on, is not known"
-    elif provision_default:
-        yield f"configuration.{PROVISION_KEY}: must be set to false: the node's JWT turns it on"
-
-
-def _policy_problems(name: str, policies: Mapping[str, str], suffix: str) -> Iterator[str]:
-    """The server checks no more of a name than its end, and that after it has written the configuration."""
-    for file_name in policies:
-        stem = file_name.removesuffix(suffix)
-        plain = _FILE_STEM.fullmatch(stem) and len(file_name.encode()) <= FILE_NAME_LIMIT_BYTES
-        if stem == file_name or not plain:
-            yield f"{_path(name, file_name)}: a plain file name that ends in {suffix} is wanted"
-
-
-def _certificate_problems(answer: Answer, csr_ssldir: str | None) -> Iterator[str]:
-    """The server ignores all TLS material, without an error, unless it gets certificate, CA and directory."""
-    if bool(answer.certificate) != bool(answer.ca):
-        given, missing = ("certificate", "ca") if answer.certificate else ("ca", "certificate")
-        yield f"{given}: useless without {missing}"
-    elif answer.certificate and not (csr_ssldir or answer.ssldir):
-        yield "ssldir: needed with a certificate"
-    if answer.key and not answer.certificate:
-        yield "key: useless without certificate"
+        raise AnswerError(contract.NO_CONFIGURATION)

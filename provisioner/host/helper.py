@@ -22,10 +22,11 @@ from typing import NoReturn
 
 import attrs
 
+from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
 
 #: more than this on standard output is an error
-STDOUT_LIMIT_BYTES = 1024 * 1024
+STDOUT_LIMIT_BYTES = ANSWER_LIMIT_BYTES
 #: how much of the end of standard error is kept
 STDERR_KEPT_BYTES = 4096
 #: how much of the end of that an error's text carries
@@ -45,6 +46,17 @@ _READS_TO_EMPTY = 17
 
 class HelperError(HostError):
     """The helper did not start, did not finish or failed; the text says which and ends with its standard error."""
+
+
+class ExitError(HelperError):
+    """The helper ended by itself, with another exit code than 0.
+
+    :ivar code: the exit code
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 @attrs.frozen
@@ -90,7 +102,9 @@ def run(
         finally:
             if process.returncode is None:
                 _kill(process)
-    if process.returncode != 0:
+    if process.returncode > 0:
+        raise ExitError(_with_complaints(f"the helper {_ending(process.returncode)}", streams), process.returncode)
+    if process.returncode < 0:
         _fail(f"the helper {_ending(process.returncode)}", streams)
     if not streams.output:
         _fail("the helper printed nothing: zero bytes on its standard output", streams)
@@ -241,10 +255,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _fail(what: str, streams: _Streams) -> NoReturn:
+    raise HelperError(_with_complaints(what, streams))
+
+
+def _with_complaints(what: str, streams: _Streams) -> str:
     tail = streams.complaints()
     if len(tail) > STDERR_IN_ERROR_CHARACTERS:
         tail = "…" + tail[-STDERR_IN_ERROR_CHARACTERS:]
-    raise HelperError(f"{what}; its standard error: {tail}" if tail else what)
+    return f"{what}; its standard error: {tail}" if tail else what
 
 
 def _ending(returncode: int) -> str:

@@ -266,9 +266,11 @@ class Node:
         with self.metrics.rpc_time[action.label].time():
             # a server that is configured must restart, or it stays locked: a forged reply must not prevent that
             despite = action is RESTART
-            return self.session.call(
+            reply = self.session.call(
                 action.agent, action.name, inputs, timeout=self._timeout(action), despite_conflict=despite
             )
+        LOG.debug("%s was answered", action.label, extra=self._extra())
+        return reply
 
     def _timeout(self, action: _Action) -> float:
         return self.discovery_timeout + AGENT_TIMEOUT_SECONDS[action.agent]
@@ -279,6 +281,7 @@ class Node:
         def held() -> str | None:
             return self._held(even_when_paused)
 
+        self.host.at(action.label)
         tried = 0
         while True:
             # a broker that restarts must not use up the tries of every host in work
@@ -289,11 +292,16 @@ class Node:
             try:
                 return attempt()
             except (RPCError, ConnectorError) as error:
-                LOG.debug("%s, try %d: %s", action.label, tried, error, extra={"identity": self.session.identity})
+                LOG.debug("%s, try %d: %s", action.label, tried, error, extra=self._extra())
                 if tried == action.tries or action.ends_with(error):
                     self.metrics.rpc_errors[action.label].inc()
-                    raise _given_up(error)(f"{action.label}: {error}") from error
+                    failure = _given_up(error)(f"{action.label}: {error}")
+                    failure.request_id = self.session.request_id
+                    raise failure from error
             _wait(RPC_BACKOFF.delay(tried), lambda: held() is not None)
+
+    def _extra(self) -> dict[str, str]:
+        return {"identity": self.session.identity, "request_id": self.session.request_id}
 
     def _held(self, even_when_paused: bool) -> str | None:
         """Why nothing may be sent now, if so."""

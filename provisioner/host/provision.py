@@ -12,12 +12,13 @@ import attrs
 
 from provisioner.choria.rpc import Client
 from provisioner.config import Config
-from provisioner.errors import HostError, SoftError
+from provisioner.errors import DeferredError, HostError, SoftError
 from provisioner.host import answer, csr, helper, private_key, upgrades
 from provisioner.host.answer import Answer, AnswerError
+from provisioner.host.facts import Facts
 from provisioner.host.helper import HelperError
 from provisioner.host.host import Host
-from provisioner.host.node import CSR, Inventory, Node, SigningKey, Token, UnheardError
+from provisioner.host.node import CSR, Node, UnheardError
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
 from provisioner.monitor.metrics import Metrics
@@ -26,6 +27,8 @@ from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
+#: The step that is no request to the server.
+HELPER = "helper"
 #: A host that waited for a worker for more than this many discovery intervals is left to be sighted again.
 STALE_INTERVALS = 2
 
@@ -43,28 +46,6 @@ class Outcome(enum.Enum):
         it. One that upgrades comes back, to be provisioned.
         """
         return self is not Outcome.UPGRADING
-
-
-@attrs.frozen(kw_only=True)
-class _Facts:
-    """What the server said in this cycle; None for what it was not asked. Server keys change with every call, so
-    nothing of it is used in another cycle.
-
-    :ivar claims: of its provisioning JWT, verified
-    :ivar csr: its request for a certificate, checked
-    """
-
-    identity: str
-    token: Token | None
-    claims: dict[str, Any] | None = attrs.field(repr=False)
-    signing_key: SigningKey | None
-    inventory: Inventory
-    csr: CSR | None
-
-    @property
-    def provision_default(self) -> bool | None:
-        """Whether it goes into provisioning mode on its own accord; None when that is not known."""
-        return None if self.claims is None else self.claims.get("chpd") is True
 
 
 @attrs.frozen(kw_only=True)
@@ -94,40 +75,15 @@ class Provisioner:
         if waited > STALE_INTERVALS * self.config.interval:
             raise SoftError(f"waiting too long, {waited:.0f} s, to be provisioned now; it will be sighted again")
 
-        node = self._node(host)
-        token = node.jwt() if self.verifier else None
-        claims = self.verifier.verify(token.text) if self.verifier and token else None
-        signing_key = node.gen25519() if self.issuer else None
-        inventory = node.inventory()
-        request = self._csr(node, host.identity) if self.config.features.pki else None
-        facts = _Facts(
-            identity=host.identity,
-            token=token,
-            claims=claims,
-            signing_key=signing_key,
-            inventory=inventory,
-            csr=request,
-        )
+        node = self.node(host)
+        facts = self.fetch(node)
         if reason := node.paused():
             raise SoftError(f"helper not run: {reason}")
-        wanted = self._ask_helper(facts)
+        host.at(HELPER)
+        return self.apply(node, facts, self.ask_helper(facts))
 
-        if wanted.defer:
-            raise SoftError(f"configuration deferred: {printable(wanted.msg)}")
-        if wanted.shutdown:
-            node.shut_down()
-            return Outcome.SHUT_DOWN
-
-        self._check(facts, wanted)
-        inputs = self._inputs(facts, wanted)
-        if self._upgrade(node, facts, wanted.upgrade):
-            return Outcome.UPGRADING
-        answer.check_configured(wanted)
-        node.configure(inputs)
-        node.restart()
-        return Outcome.PROVISIONED
-
-    def _node(self, host: Host) -> Node:
+    def node(self, host: Host) -> Node:
+        """The server of a host, for one cycle."""
         return Node(
             host=host,
             session=self.client.session(host.identity),
@@ -137,27 +93,37 @@ class Provisioner:
             discovery_timeout=self.discovery_timeout,
         )
 
-    def _csr(self, node: Node, identity: str) -> CSR:
-        request = node.gencsr()
-        checked = csr.validate(request.csr, identity=identity, deny_list=self.config.cert_deny_list)
-        return attrs.evolve(request, csr=checked)
+    def fetch(self, node: Node) -> Facts:
+        """Ask a server all that the helper needs to know. It makes new keys for that.
 
-    def _ask_helper(self, facts: _Facts) -> Answer:
-        document = {
-            "identity": facts.identity,
-            "csr": attrs.asdict(facts.csr) if facts.csr else None,
-            "ed25519_pubkey": attrs.asdict(facts.signing_key) if facts.signing_key else None,
-            "inventory": facts.inventory.text,
-            "jwt": facts.claims,
-        }
+        :raises HostError: when one of the answers does not come, or is not to be believed
+        """
+        token = node.jwt() if self.verifier else None
+        claims = self.verifier.verify(token.text) if self.verifier and token else None
+        signing_key = node.gen25519() if self.issuer else None
+        inventory = node.inventory()
+        return Facts(
+            identity=node.host.identity,
+            token=token,
+            claims=claims,
+            signing_key=signing_key,
+            inventory=inventory,
+            csr=self._csr(node) if self.config.features.pki else None,
+        )
+
+    def ask_helper(self, facts: Facts) -> Answer:
+        """Ask the helper what is to become of a server.
+
+        :raises HostError: when it fails, or what it says cannot be understood
+        """
         try:
             with self.metrics.helper_time.time():
                 output = helper.run(
                     self.config.helper,
-                    json.dumps(document).encode(),
+                    facts.document(),
                     timeout=self.config.helper_timeout,
                     cancelled=lambda: self.shutdown.expired,
-                    secrets={self.config.token, str((facts.claims or {}).get("cht") or "")},
+                    secrets={self.config.token, facts.secret},
                 )
             if output.stderr:
                 LOG.debug("helper: %s", output.stderr, extra={"identity": facts.identity})
@@ -166,47 +132,33 @@ class Provisioner:
             self.metrics.helper_errors.inc()
             raise
 
-    def _check(self, facts: _Facts, wanted: Answer) -> None:
-        for warning in answer.check(
-            wanted,
-            identity=facts.identity,
-            csr_ssldir=facts.csr.ssldir if facts.csr else None,
-            provision_default=facts.provision_default,
-            upgrades=self.config.features.upgrades,
-        ):
-            LOG.warning("%s", warning, extra={"identity": facts.identity})
+    def apply(self, node: Node, facts: Facts, wanted: Answer) -> Outcome:
+        """Do to a server what the helper wants.
 
-    def _inputs(self, facts: _Facts, wanted: Answer) -> dict[str, Any]:
-        """The inputs of `configure`, all always there, as the Go original sends them.
-
-        :raises HostError: when a JWT cannot be signed, or the helper's private key cannot be sent
+        :raises HostError: when that must not be done, or fails
         """
-        server_jwt = key = ecdh_public = ""
-        if self.issuer and facts.signing_key:
-            server_jwt = self.issuer.issue(
-                identity=facts.identity,
-                public_key=facts.signing_key.public_key,
-                configuration=wanted.configuration,
-                wanted=wanted.server_claims,
-            )
-        if wanted.key:
-            server_public = facts.token.ecdh_public if facts.token else ""
-            key, ecdh_public = private_key.encrypt(
-                wanted.key, certificate=wanted.certificate, server_public=server_public
-            )
-        return {
-            "config": json.dumps(wanted.configuration),
-            "ca": wanted.ca,
-            "certificate": wanted.certificate,
-            "key": key,
-            "ecdh_public": ecdh_public,
-            "ssldir": (facts.csr.ssldir if facts.csr else "") or wanted.ssldir,
-            "server_jwt": server_jwt,
-            "action_policies": wanted.action_policies,
-            "opa_policies": wanted.opa_policies,
-        }
+        if wanted.defer:
+            raise DeferredError(f"configuration deferred: {printable(wanted.msg)}")
+        if wanted.shutdown:
+            node.shut_down()
+            return Outcome.SHUT_DOWN
 
-    def _upgrade(self, node: Node, facts: _Facts, target: str) -> bool:
+        for warning in check(facts, wanted, upgrades=self.config.features.upgrades):
+            LOG.warning("%s", warning, extra={"identity": facts.identity})
+        configuration = inputs(facts, wanted, self.issuer)
+        if self._upgrade(node, facts, wanted.upgrade):
+            return Outcome.UPGRADING
+        answer.check_configured(wanted)
+        node.configure(configuration)
+        node.restart()
+        return Outcome.PROVISIONED
+
+    def _csr(self, node: Node) -> CSR:
+        request = node.gencsr()
+        checked = csr.validate(request.csr, identity=node.host.identity, deny_list=self.config.cert_deny_list)
+        return attrs.evolve(request, csr=checked)
+
+    def _upgrade(self, node: Node, facts: Facts, target: str) -> bool:
         """Send the server to the version that the helper named, if any; False when it is to be configured as it is."""
         if not (self.config.features.upgrades and target):
             return False
@@ -220,7 +172,7 @@ class Provisioner:
             LOG.warning("configured without an upgrade: %s", error, extra={"identity": facts.identity})
             return False
 
-    def _release_update(self, node: Node, facts: _Facts, target: str) -> bool:
+    def _release_update(self, node: Node, facts: Facts, target: str) -> bool:
         version, repository = facts.inventory.version, self.config.upgrades_repository
         due = upgrades.is_due(
             version=version, upgradable=facts.inventory.upgradable, target=target, repository=repository
@@ -238,3 +190,48 @@ class Provisioner:
             raise
         self._attempts.add(facts.identity, target)
         return True
+
+
+def check(facts: Facts, wanted: Answer, *, upgrades: bool) -> list[str]:
+    """Check the helper's answer for what would make the server fail half-way, or be lost.
+
+    :param upgrades: whether a version to upgrade to is heeded
+    :returns: warnings, one line each
+    :raises AnswerError: names what is wrong
+    """
+    return answer.check(
+        wanted,
+        identity=facts.identity,
+        csr_ssldir=facts.ssldir,
+        provision_default=facts.provision_default,
+        upgrades=upgrades,
+    )
+
+
+def inputs(facts: Facts, wanted: Answer, issuer: Issuer | None) -> dict[str, Any]:
+    """The inputs of `configure`, all always there, as the Go original sends them.
+
+    :raises HostError: when a JWT cannot be signed, or the helper's private key cannot be sent
+    """
+    server_jwt = key = ecdh_public = ""
+    if issuer and facts.signing_key:
+        server_jwt = issuer.issue(
+            identity=facts.identity,
+            public_key=facts.signing_key.public_key,
+            configuration=wanted.configuration,
+            wanted=wanted.server_claims,
+        )
+    if wanted.key:
+        server_public = facts.token.ecdh_public if facts.token else ""
+        key, ecdh_public = private_key.encrypt(wanted.key, certificate=wanted.certificate, server_public=server_public)
+    return {
+        "config": json.dumps(wanted.configuration),
+        "ca": wanted.ca,
+        "certificate": wanted.certificate,
+        "key": key,
+        "ecdh_public": ecdh_public,
+        "ssldir": facts.ssldir or wanted.ssldir,
+        "server_jwt": server_jwt,
+        "action_policies": wanted.action_policies,
+        "opa_policies": wanted.opa_policies,
+    }

@@ -11,6 +11,8 @@ from provisioner.choria.connector import Connector, Message
 from provisioner.choria.identity import reason_insane
 from provisioner.config import Config
 from provisioner.host.host import Host
+from provisioner.hosts.admission import Admission
+from provisioner.hosts.history import History
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS, Registry
 from provisioner.monitor.metrics import Metrics
@@ -33,10 +35,19 @@ class Listener(Loop):
     replaceable = True
 
     def __init__(
-        self, config: Config, connector: Connector, registry: Registry, metrics: Metrics, shutdown: Shutdown
+        self,
+        config: Config,
+        connector: Connector,
+        admission: Admission,
+        history: History,
+        registry: Registry,
+        metrics: Metrics,
+        shutdown: Shutdown,
     ) -> None:
         super().__init__("listener", lambda: shutdown.requested, limit=TURN_LIMIT_SECONDS)
         self._config = config
+        self._admission = admission
+        self._history = history
         self._registry = registry
         self._metrics = metrics
         # a burst waits here, not in the reader thread, which has RPC replies to deliver
@@ -61,7 +72,10 @@ class Listener(Loop):
         except queue.Empty:
             return
         identity = self.handle(message)
-        if identity and self._registry.add(Host(identity, message.received)):
+        if identity is None or not self._admission.permits(identity):
+            return
+        self._history.booted(identity)
+        if self._registry.add(Host(identity, message.received)):
             self._metrics.event_discovered.inc()
             LOG.info("added, it has just started", extra={"identity": identity})
 

@@ -33,8 +33,8 @@ class Registry:
         # those that were let go while a worker or the finisher had them, until these are done with them
         self._leftovers: dict[str, Host] = {}
         self._work: queue.Queue[Host] = queue.Queue(work_queue_hosts)
-        metrics.waiting_nodes.set_function(lambda: len(self._hosts))
-        metrics.work_queue_entries.set_function(self._work.qsize)
+        metrics.waiting_nodes.set_function(lambda: self.waiting)
+        metrics.work_queue_entries.set_function(lambda: self.queued)
 
     def add(self, host: Host) -> bool:
         """Admit a host that was just sighted, and put it on the work queue; no other method does.
@@ -83,6 +83,22 @@ class Registry:
         with self._lock:
             _discard(self._leftovers, host)
             return self._hosts.get(host.identity) is host
+
+    @property
+    def waiting(self) -> int:
+        """How many hosts are known."""
+        return len(self._hosts)
+
+    @property
+    def queued(self) -> int:
+        """How many entries the work queue has."""
+        return self._work.qsize()
+
+    def find(self, search: str) -> list[Host]:
+        """The known hosts that have this in their identity, in any case of its letters."""
+        with self._lock:
+            hosts = list(self._hosts.values())
+        return [host for host in hosts if search.lower() in host.identity.lower()]
 
     def remove(self, host: Host) -> None:
         """Let go of a host that is done. A newer sighting of the same identity stays."""

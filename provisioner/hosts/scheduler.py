@@ -15,15 +15,18 @@ from provisioner.choria.election import ELECTION, Key
 from provisioner.errors import ProvisionerError
 from provisioner.host.host import Host
 from provisioner.host.provision import Provisioner
+from provisioner.hosts.admission import Admission
 from provisioner.hosts.election import Election
 from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.history import History
 from provisioner.hosts.listener import Listener
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.supervisor import Supervisor
 from provisioner.hosts.worker import Worker
-from provisioner.monitor import health
+from provisioner.monitor import health, status
 from provisioner.monitor.health import Checks, Health
+from provisioner.monitor.status import Connection, Known, Queue, Role, Status, epoch
 
 LOG = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Scheduler:
     :meth:`run` belongs to the main thread, :meth:`trigger` is for any.
 
     :param each_turn: called in every turn of the main loop, several a second; must be quick
+    :ivar history: of the attempts of this instance
     """
 
     def __init__(self, provisioner: Provisioner, *, each_turn: Callable[[], None] = lambda: None) -> None:
@@ -76,6 +80,9 @@ class Scheduler:
         self._connector.on_reconnect = self._note_reconnection
         self._protocol = provisioner.client.protocol
         self._first_reply = provisioner.discovery_timeout
+        self.history = History(backoff=self._config.retry_backoff, interval=self._config.interval)
+        self._metrics.troubled_nodes.set_function(self.history.troubled_count)
+        self._admission = Admission(self._config, self._metrics)
         self._registry = Registry(self._config.interval, self._metrics)
         self._finisher = Finisher(self._registry)
         self._workers = [
@@ -88,17 +95,27 @@ class Scheduler:
                 self._shutdown,
                 lambda: self._config.paused,
                 self._config.helper_timeout,
+                self.history,
             )
             for number in range(1, self._config.workers + 1)
         ]
-        self._listener = Listener(self._config, self._connector, self._registry, self._metrics, self._shutdown)
+        self._listener = Listener(
+            self._config,
+            self._connector,
+            self._admission,
+            self.history,
+            self._registry,
+            self._metrics,
+            self._shutdown,
+        )
         self._election = self._candidate() if self._config.leader_election else None
         # in the order in which they are started
         loops: list[Loop] = [self._listener, self._finisher, *self._workers]
         if self._election:
             loops.insert(0, self._election)
         self._supervisor = Supervisor(loops, {"connector-reader": self._connector.health})
-        self._turned = time.monotonic()
+        self._watchdog = systemd.Watchdog(self._problems, self._summary)
+        self._turned = self._started = time.monotonic()
         # by the monotonic clock: when the connection came back, written by its thread, and when a discovery was due
         # last, written by the main thread
         self._reconnected = self._discovered = -math.inf
@@ -139,11 +156,43 @@ class Scheduler:
         election = {"election": self._election.readiness} if self._election else {}
         return {"broker": self._broker, **election}
 
+    def status(self, search: str = "", limit: int | None = None) -> Status:
+        """What this instance is at; see :class:`provisioner.monitor.status.Look`."""
+        recent = self.history.recent()
+        workers = [worker.state() for worker in self._workers]
+        troubled = self.history.troubled(search, limit)
+        return Status(
+            time=time.time(),
+            identity=self._protocol.identity,
+            site=self._config.site,
+            version=__version__,
+            started=epoch(self._started),
+            role=self._role(),
+            problems=[*self._problems(), *_complaints(self.readiness())],
+            connection=self._connection(),
+            queue=Queue(
+                waiting=self._registry.waiting,
+                queued=self._registry.queued,
+                busy=sum(bool(worker.identity) for worker in workers),
+            ),
+            workers=workers,
+            troubled=troubled,
+            troubled_count=self.history.troubled_count(),
+            recent=[attempt for attempt in recent if search.lower() in attempt.identity.lower()],
+            reasons=status.reasons(recent),
+            minutes=self.history.per_minute(),
+            expiries=self._metrics.credential_expiries(),
+            search=search,
+            known=self._find(search, limit) if search else (),
+            refused=(search and self._config.reason_refused(search)) or "",
+        )
+
     def discover(self) -> None:
         """Ask the network who wants to be provisioned, and admit those who answer."""
         self._discovered = time.monotonic()
         if self._config.paused:
             LOG.info("not discovering: paused")
+            self.history.forget()
             return
         self._metrics.discover_cycles.inc()
         try:
@@ -158,8 +207,10 @@ class Scheduler:
             self._metrics.discovery_errors.inc()
             LOG.error("discovery failed: %s", error)
             return
+        permitted = [sighting for sighting in sightings if self._admission.permits(sighting.identity)]
+        chosen = self.history.choose(permitted)
         added = 0
-        for sighting in sightings:
+        for sighting in chosen:
             if self._inert():
                 break
             if self._registry.add(Host(sighting.identity, sighting.received)):
@@ -167,7 +218,8 @@ class Scheduler:
                 self._metrics.discovered.inc()
                 LOG.info("added, it was discovered", extra={"identity": sighting.identity})
         if sightings:
-            LOG.info("discovered %d servers, %d of them new", len(sightings), added)
+            refused, left_alone = len(sightings) - len(permitted), len(permitted) - len(chosen)
+            LOG.info("discovered %d servers, %d of them new%s", len(sightings), added, _others(refused, left_alone))
         else:
             LOG.info("discovered no server that waits (one whose clock is off by more than the ttl stays silent)")
 
@@ -189,6 +241,42 @@ class Scheduler:
         limit = TURN_LIMIT_SECONDS + (self._config.shutdown_grace if self._shutdown.requested else 0.0)
         return health.of_turn(self._turned, limit)
 
+    def _problems(self) -> list[str]:
+        """What :meth:`liveness` has to complain about."""
+        return _complaints(self.liveness())
+
+    def _summary(self) -> str:
+        broker = f"connected to {self._connector.connected_url}" if self._connector.connected else "not connected"
+        known, troubled = self._registry.waiting, self.history.troubled_count()
+        return f"{self._role()}, {broker}; {known} servers waiting or in work, {troubled} in trouble"
+
+    def _role(self) -> Role:
+        paused = self._config.paused
+        if self._election:
+            return Role.STANDBY if paused else Role.LEADER
+        return Role.PAUSED if paused else Role.ALONE
+
+    def _connection(self) -> Connection:
+        return Connection(
+            connected=self._connector.connected,
+            broker=self._connector.connected_url,
+            since=epoch(self._connector.changed),
+            reconnections=max(0, self._connector.connections - 1),
+            error=self._connector.last_error,
+        )
+
+    def _find(self, search: str, limit: int | None) -> list[Known]:
+        holders = {worker.host: worker.name for worker in self._workers}
+        return [
+            Known(
+                identity=host.identity,
+                sighted=epoch(host.discovered),
+                step=host.step,
+                worker=holders.get(host, ""),
+            )
+            for host in self._registry.find(search)[:limit]
+        ]
+
     def _inert(self) -> bool:
         return self._shutdown.requested or self._config.paused
 
@@ -196,6 +284,7 @@ class Scheduler:
         while not self._shutdown.requested:
             self._turned = time.monotonic()
             self._each_turn()
+            self._watchdog.feed()
             if self._connector.connect(IDLE_SECONDS):
                 if self._connector.failure is not None:  # the broker was away, and servers come back after us
                     self._reconnected = time.monotonic()
@@ -218,6 +307,7 @@ class Scheduler:
                 self._shutdown.request()
                 return False
             self._each_turn()
+            self._watchdog.feed()
             try:
                 reason = self._triggers.get(timeout=min(IDLE_SECONDS, ticker.remaining(time.monotonic())))
                 LOG.info("discovering out of turn: %s", reason)
@@ -259,3 +349,15 @@ class Scheduler:
         if stuck := self._supervisor.join(LEAVE_SECONDS):
             LOG.critical("thread %s does not end: leaving it behind", ", ".join(stuck))
         return not stuck
+
+
+def _complaints(checks: Checks) -> list[str]:
+    results = ((name, check()) for name, check in checks.items())
+    return [f"{name}: {result.problem}" for name, result in results if result.problem]
+
+
+def _others(refused: int, left_alone: int) -> str:
+    """Say what became of those that were not to be admitted."""
+    notes = [f"{refused} refused by allow or deny"] if refused else []
+    notes += [f"{left_alone} left alone for now after failures or a lock"] if left_alone else []
+    return "".join(f", {note}" for note in notes)

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Callable
 
-from provisioner.errors import HostError, SoftError
+from provisioner.errors import DeferredError, HostError, SoftError
 from provisioner.host.host import Host
 from provisioner.host.provision import Outcome
 from provisioner.hosts.finisher import Finisher
+from provisioner.hosts.history import Attempt, History, Result, Trouble
 from provisioner.hosts.loop import IDLE_SECONDS, Loop
 from provisioner.hosts.registry import Registry
 from provisioner.monitor.metrics import Metrics
+from provisioner.monitor.status import WorkerState, epoch
 from provisioner.shutdown import Shutdown
 
 LOG = logging.getLogger(__name__)
@@ -22,6 +24,12 @@ LEAVING_SECONDS = 60.0
 #: No cycle lasts this long, the helper's time aside: each of its some twenty tries takes up to 22 s, and as long again
 #: to wait for the broker.
 HOST_LIMIT_SECONDS = 1200.0
+
+_RESULTS = {
+    Outcome.PROVISIONED: Result.PROVISIONED,
+    Outcome.SHUT_DOWN: Result.SHUT_DOWN,
+    Outcome.UPGRADING: Result.UPGRADING,
+}
 
 
 class Worker(Loop):
@@ -44,6 +52,7 @@ class Worker(Loop):
         shutdown: Shutdown,
         paused: Callable[[], bool],
         helper_timeout: float,
+        history: History,
     ) -> None:
         super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS + helper_timeout)
         self._provision = provision
@@ -51,17 +60,27 @@ class Worker(Loop):
         self._registry = registry
         self._finisher = finisher
         self._metrics = metrics
+        self._history = history
         self._counters = {
             Outcome.PROVISIONED: metrics.provisioned,
             Outcome.SHUT_DOWN: metrics.helper_shutdown_requests,
             Outcome.UPGRADING: metrics.upgrades,
         }
         # of the present turn; written by the thread that has it
-        self._host: Host | None = None
+        self.host: Host | None = None
+        self.since = 0.0
+
+    def state(self) -> WorkerState:
+        """What it is at; for any thread."""
+        host, since = self.host, self.since
+        if host is None:
+            return WorkerState(name=self.name)
+        return WorkerState(name=self.name, identity=host.identity, step=host.step, since=epoch(since))
 
     def start(self) -> None:
-        host = self._host
+        host = self.host
         if host is not None:  # in the hands of a thread that is stuck
+            self._record(host, Result.FAILED, self.since, reason="its worker got stuck")
             self._finisher.done(host, 0.0)
         super().start()
 
@@ -73,35 +92,72 @@ class Worker(Loop):
         # A host that is not current was let go while it waited. It is in nobody's map, so it is not done either.
         if host is None or self._stopping() or not self._registry.is_current(host):
             return
-        self._host = host
+        self.since = time.monotonic()
+        self.host = host
         delay = 0.0
         try:
             with self._metrics.busy_workers.track_inprogress():
-                delay = self._work_on(host)
+                delay = self._work_on(host, self.since)
         finally:
-            if self._host is host:
-                self._host = None
+            if self.host is host:
+                self.host = None
+            # only now, when the history knows of it, may it be sighted again
             self._finisher.done(host, delay)
 
-    def _work_on(self, host: Host) -> float:
+    def _work_on(self, host: Host, started: float) -> float:
         """Provision a host, whatever happens.
 
         :return: seconds that the host is to stay known
         """
-        started = time.monotonic()
         extra = {"identity": host.identity}
         LOG.info("provisioning", extra=extra)
         try:
             outcome = self._provision(host)
         except HostError as error:
             self._metrics.provision_errors.inc()
-            level = logging.INFO if isinstance(error, SoftError) else logging.ERROR
-            LOG.log(level, "could not provision after %.2f s: %s", time.monotonic() - started, error, extra=extra)
-            return error.hold
-        except Exception:  # a bug must cost no more than this one host's turn
+            self._give_up(host, started, error)
+            return 0.0
+        except Exception as error:  # a bug must cost no more than this one host's turn
             self._metrics.provision_errors.inc()
+            self._record(host, Result.FAILED, started, reason=f"a bug: {type(error).__name__}")
             LOG.exception("could not provision: a bug", extra=extra)
             return 0.0
         self._counters[outcome].inc()
+        self._record(host, _RESULTS[outcome], started)
         LOG.info("%s in %.2f s", outcome.value, time.monotonic() - started, extra=extra)
         return LEAVING_SECONDS if outcome.leaving else 0.0
+
+    def _give_up(self, host: Host, started: float, error: HostError) -> None:
+        failed = not isinstance(error, SoftError)
+        result = Result.FAILED if failed else Result.DEFERRED if isinstance(error, DeferredError) else Result.LEFT_ALONE
+        trouble = self._record(host, result, started, reason=str(error), hold=error.hold)
+        LOG.log(
+            logging.ERROR if failed else logging.INFO,
+            "could not provision after %.2f s: %s%s",
+            time.monotonic() - started,
+            error,
+            _outlook(trouble) if failed else "",
+            extra={"identity": host.identity, "request_id": error.request_id},
+        )
+
+    def _record(
+        self, host: Host, result: Result, started: float, *, reason: str = "", hold: float = 0.0
+    ) -> Trouble | None:
+        attempt = Attempt(
+            identity=host.identity,
+            worker=self.name,
+            ended=time.time(),
+            seconds=time.monotonic() - started,
+            outcome=result,
+            step=host.step if reason else "",
+            reason=reason,
+        )
+        return self._history.record(attempt, hold=hold)
+
+
+def _outlook(trouble: Trouble | None) -> str:
+    """What is to be expected of a host that keeps failing; empty when it is tried again with the next discovery."""
+    if trouble is None or not trouble.next_try:
+        return ""
+    pause = trouble.next_try - time.time()
+    return f" (failed {trouble.failures} times in a row: left alone for {pause:.0f} s, unless it boots)"

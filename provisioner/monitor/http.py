@@ -1,4 +1,4 @@
-"""The monitor port: metrics for Prometheus, health for probes."""
+"""The monitor port: metrics for Prometheus, health for probes, a status page for people."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 from provisioner.errors import ProvisionerError
+from provisioner.monitor import page
 from provisioner.monitor.health import Checks, Health
 from provisioner.monitor.metrics import CONTENT_TYPE
+from provisioner.monitor.status import Look
 
 LOG = logging.getLogger(__name__)
 
@@ -31,32 +33,63 @@ STOP_POLL_SECONDS = 0.1
 #: How long the serving thread and those of its connections may take to end.
 STOP_SECONDS = 5.0
 
-_Page: TypeAlias = tuple[HTTPStatus, str, bytes]
+#: Longest text that is searched for: no identity is longer.
+SEARCH_CHARACTERS = 255
 
+_Page: TypeAlias = tuple[HTTPStatus, str, bytes]
+_Query: TypeAlias = Mapping[str, list[str]]
+
+_HTML = "text/html; charset=utf-8"
+_JSON = "application/json"
 _PLAIN = "text/plain; charset=utf-8"
+
+#: With every answer. No other site may show, read or be told about any of it, and nobody keeps it.
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": page.CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
 class MonitorServer:
-    """Serves ``/metrics``, ``/livez``, ``/healthz`` (the same as ``/livez``) and ``/readyz``; a context manager.
+    """Serves health, metrics and status; a context manager.
 
     The port is bound when the server is made, so that a port in use is an error of the start-up, and served within
-    the context. Health is 200 when every check is fine, else 503 with the failed ones; ``?verbose`` lists all of them.
+    the context.
+
+    ``/livez``, ``/healthz`` (the same as ``/livez``) and ``/readyz`` are 200 when every check is fine, else 503 with
+    the failed ones; ``?verbose`` lists all of them. ``/`` is the status page and ``/status.json`` the same for
+    machines; both take ``?identity=`` to tell about some hosts alone.
 
     :param address: to listen on; empty means all addresses, IPv4 and IPv6
     :param port: 0 takes a free one, see :attr:`port`
     :param metrics: gives the page for ``/metrics``
+    :param status: gives what the status page shows; None: there is no such page
     :raises ProvisionerError: when it is impossible to listen there
     """
 
     def __init__(
-        self, address: str, port: int, *, metrics: Callable[[], bytes], liveness: Checks, readiness: Checks
+        self,
+        address: str,
+        port: int,
+        *,
+        metrics: Callable[[], bytes],
+        liveness: Checks,
+        readiness: Checks,
+        status: Look | None = None,
     ) -> None:
-        pages: dict[str, Callable[[bool], _Page]] = {
-            "/metrics": lambda _verbose: (HTTPStatus.OK, CONTENT_TYPE, metrics()),
+        pages: dict[str, Callable[[_Query], _Page]] = {
+            "/metrics": lambda _query: (HTTPStatus.OK, CONTENT_TYPE, metrics()),
             "/livez": partial(_health, liveness),
             "/healthz": partial(_health, liveness),
             "/readyz": partial(_health, readiness),
         }
+        if status:
+            pages |= {"/": partial(_status_page, status), "/status.json": partial(_status_document, status)}
         try:
             self._server = _Server(address, port, pages)
         except OSError as error:
@@ -95,7 +128,7 @@ class _Server(HTTPServer):
 
     request_queue_size = CONNECTIONS_LIMIT
 
-    def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[bool], _Page]]) -> None:
+    def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[_Query], _Page]]) -> None:
         self.pages = pages
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -171,11 +204,11 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, _PLAIN, b"bad request\n")
             return
-        page = self.server.pages.get(url.path)
-        if page is None:
+        answer = self.server.pages.get(url.path)
+        if answer is None:
             self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"not found\n")
         else:
-            self._send(*page("verbose" in parse_qs(url.query, keep_blank_values=True)))
+            self._send(*answer(parse_qs(url.query, keep_blank_values=True)))
 
     do_HEAD = do_GET  # noqa: N815 - a name of the base class
 
@@ -190,7 +223,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, content_type: str, body: bytes, **headers: str) -> None:
         self.send_response(status)
-        for name, text in {"Content-Type": content_type, "Content-Length": str(len(body)), **headers}.items():
+        own = {"Content-Type": content_type, "Content-Length": str(len(body))}
+        for name, text in {**own, **_HEADERS, **headers}.items():
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":
@@ -208,7 +242,21 @@ def _family(address: str) -> tuple[socket.AddressFamily, str]:
     return family, str(where[0])
 
 
-def _health(checks: Checks, verbose: bool) -> _Page:
+def _status_page(look: Look, query: _Query) -> _Page:
+    body = page.render(look(_search(query), page.ROWS), still="identity" in query)
+    return HTTPStatus.OK, _HTML, body
+
+
+def _status_document(look: Look, query: _Query) -> _Page:
+    return HTTPStatus.OK, _JSON, look(_search(query)).to_json()
+
+
+def _search(query: _Query) -> str:
+    return query.get("identity", [""])[0].strip()[:SEARCH_CHARACTERS]
+
+
+def _health(checks: Checks, query: _Query) -> _Page:
+    verbose = "verbose" in query
     results = {name: check() for name, check in checks.items()}
     healthy = not any(result.problem for result in results.values())
     lines = [_line(name, result, verbose) for name, result in results.items() if verbose or result.problem] or ["ok"]

@@ -139,10 +139,12 @@ class Metrics:
         self.queue_full = counter("queue_full", "Nodes turned away because the work queue was full")
         self.events_dropped = counter("events_dropped", "Lifecycle events dropped because too many came at once")
         self.upgrades = counter("upgrades", "Nodes sent to another version")
+        self.refused = counter("refused", "Times a node was seen that allow or deny in the configuration keep out")
 
         self.busy_workers = gauge("busy_workers", "Workers at work on a node")
         self.work_queue_entries = gauge("work_queue_entries", "Nodes on the work queue")
         self.waiting_nodes = gauge("waiting_nodes", "Nodes known and not finished with")
+        self.troubled_nodes = gauge("troubled_nodes", "Nodes whose last attempt failed")
         self.paused = gauge("paused", "1 while provisioning is paused, else 0")
         self.leader = gauge("leader", "1 while this instance is the one that provisions, else 0")
 
