@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import sys
 
 import click
 
 from provisioner import __version__
+from provisioner.cli.check import check
 from provisioner.cli.demo import demo
+from provisioner.cli.discover import discover
+from provisioner.cli.helper import helper_command
+from provisioner.cli.provision import provision
 from provisioner.cli.run import run
 
 
@@ -37,7 +43,11 @@ class _RunByDefault(click.Group):
 @click.version_option(__version__, prog_name="choria-provisioner")
 def main() -> None:
     """Finds unprovisioned Choria servers and brings every one of them into service."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # what servers are called must not end a command on a terminal that knows few characters
+            stream.reconfigure(errors="backslashreplace")
 
 
-main.add_command(run)
-main.add_command(demo)
+for command in (run, check, discover, helper_command, provision, demo):
+    main.add_command(command)
