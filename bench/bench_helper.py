@@ -128,6 +128,13 @@ def furnish(site: Path) -> bytes:
     return json.dumps(members[0] | {"ed25519_pubkey": members[1]["ed25519_pubkey"]}).encode()
 
 
+def with_facts(document: bytes, size: int) -> bytes:
+    """The same server, which says more of itself."""
+    members = json.loads(document)
+    inventory = json.loads(members["inventory"]) | {"facts": {"blob": "x" * size}}
+    return json.dumps(members | {"inventory": json.dumps(inventory)}).encode()
+
+
 def _features(name: str) -> Features:
     return Features(**{"jwt": True, name: True})
 
@@ -165,11 +172,13 @@ def helpers(rounds: int, runs: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         site = Path(directory)
         document = furnish(site)
-        candidates = {name: command for name, command in kinds(site) if shutil.which(command[0])}
+        candidates = {name: (command, document) for name, command in kinds(site) if shutil.which(command[0])}
+        for name in ("plain.sh", "x509.sh", "plain.py"):
+            candidates[f"{name}, 32 kB of facts"] = (candidates[name][0], with_facts(document, 32 * 1024))
         results: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(rounds):
-            for name, command in candidates.items():
-                results[name].append(cost(command, document, runs))
+            for name, (command, told) in candidates.items():
+                results[name].append(cost(command, told, runs))
     print(f"\n{'helper':<36} {'CPU ms':>7} {'a minute on each core, at most':>31}")
     for name, costs in results.items():
         median = statistics.median(costs)

@@ -59,14 +59,9 @@ __all__ = [
 TOLD_CHARACTERS = 500
 
 _STDOUT, _STDERR = 1, 2
-_MEMBERS = {
-    "": (
-        *("defer", "shutdown", "msg", "key", "certificate", "ca", "ssldir", "configuration"),
-        *("action_policies", "opa_policies", "server_claims", "upgrade"),
-    ),
-    "server_claims": ("ou", "exp", "collectives", "pub_subjects", "permissions"),
-    "permissions": contract.PERMISSIONS,
-}
+_NOTHING = contract.read({})
+#: What may be named in an answer, and in those of its members that are objects with names of ours.
+_MEMBERS = {"": (*_NOTHING,), "server_claims": (*_NOTHING["server_claims"],), "permissions": contract.PERMISSIONS}
 
 
 class HelperError(ProvisionerError):
@@ -200,7 +195,9 @@ def configure(
     texts = {"certificate": certificate, "ca": ca, "key": key, "ssldir": ssldir, "upgrade": upgrade, "msg": msg}
     policies = {"action_policies": action_policies, "opa_policies": opa_policies}
     given = {**texts, **policies, "server_claims": server_claims}
-    return {"configuration": dict(configuration)} | {name: value for name, value in given.items() if value}
+    wanted = {"configuration": configuration} | {name: value for name, value in given.items() if value}
+    # what is not a mapping either is told by the check
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in wanted.items()}
 
 
 def defer(msg: str) -> NoReturn:
@@ -249,7 +246,7 @@ def run(decide: Callable[[Server], Answer]) -> None:
         )
     document = sys.stdin.buffer.read()
     with os.fdopen(os.dup(_STDOUT), "wb") as stdout:
-        sys.stdout.flush()
+        # what was printed before, and waits in Python's buffer, goes there as well
         os.dup2(_STDERR, _STDOUT)
         stdout.write(_encoded(_decided(decide, Server(_parsed(document)))))
 
@@ -309,12 +306,10 @@ def _decided(decide: Callable[[Server], Answer], server: Server) -> Answer:
 
     :raises AnswerError: the daemon would refuse it
     """
-    try:
-        answer = decide(server)
-    except _Decided as decided:
-        answer = decided.answer
-    if answer is None:
-        raise HelperError("the decision is missing: return what configure() gives")
+    answer = _said(decide, server)
+    if not isinstance(answer, dict):
+        came = "nothing" if answer is None else f"a {type(answer).__name__}"
+        raise HelperError(f"decide returned {came}: return what configure() gives")
     _check_names(answer)
     for warning in contract.check(
         contract.read(contract.document(_encoded(answer))),
@@ -328,24 +323,34 @@ def _decided(decide: Callable[[Server], Answer], server: Server) -> Answer:
     return answer
 
 
+def _said(decide: Callable[[Server], Answer], server: Server) -> object:
+    """Give what it returned, which may be anything, or has ended with."""
+    try:
+        return decide(server)
+    except _Decided as decided:
+        return decided.answer
+    except SystemExit as leaving:
+        if leaving.code:
+            raise
+        raise HelperError("decide ended the program without an answer: return what configure() gives") from None
+
+
 def _check_names(answer: Mapping[str, Any], path: str = "") -> None:
     """The daemon ignores members that it does not know, and so what was meant by a name with a typing error."""
-    if not isinstance(answer, dict):
-        raise AnswerError(f"{path or 'the document'}: a dictionary is wanted, a {type(answer).__name__} came")
     known = _MEMBERS[path]
     for name, value in answer.items():
         if name not in known:
             raise AnswerError(
                 f"{path}{'.' if path else ''}{name!s:.80}: there is no such member, but {', '.join(known)}"
             )
-        if name in _MEMBERS and value:
+        if name in _MEMBERS and isinstance(value, dict):
             _check_names(value, name)
 
 
 def _encoded(answer: Answer) -> bytes:
     try:
         text = json.dumps(answer).encode()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         contract.read(answer)
         raise AnswerError("something in it cannot be written as JSON") from None
     if len(text) > contract.ANSWER_LIMIT_BYTES:
@@ -360,7 +365,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     elif isinstance(error, OSError) and error.filename:
         line = f"{error.filename}: {error.strerror}{_place(trace)}"
     else:
-        line = f"{kind.__name__}: {error}{_place(trace)}"
+        line = f"{kind.__name__}: {error}".removesuffix(": ") + _place(trace)
     if sys.stderr.isatty() and not isinstance(error, ProvisionerError):
         sys.__excepthook__(kind, error, trace)
     told = line if len(line) <= TOLD_CHARACTERS else f"{line[: TOLD_CHARACTERS - 1]}…"
@@ -369,9 +374,10 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def _place(trace: TracebackType | None) -> str:
     """Name the last line of the helper itself that was under way."""
-    main, place = sys.argv[0], ""
+    place = ""
     while trace:
-        if trace.tb_frame.f_code.co_filename == main:
-            place = f" (line {trace.tb_lineno} of {main.rpartition('/')[2]})"
+        # not by its name: the command may have it relative to a folder, and the code does not
+        if trace.tb_frame.f_globals.get("__name__") == "__main__":
+            place = f" (line {trace.tb_lineno} of {trace.tb_frame.f_code.co_filename.rpartition('/')[2]})"
         trace = trace.tb_next
     return place

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import contract
 from provisioner.errors import HostError
-from provisioner.host import answer
 from provisioner.host.answer import Answer, AnswerError, ServerClaims, check, parse
 
 PREFIX = "the helper's answer is refused: "
@@ -168,6 +168,11 @@ def test_of_duplicate_keys_the_last_one_wins_whatever_its_letter_case() -> None:
             "server_claims.permissions.streams: a boolean is wanted, a string came",
         ),
         ({"upgrade": 0.3}, "upgrade: a string is wanted, a number came"),
+        (
+            {"server_claims": {"collectives": ["\ud800"]}},
+            "server_claims.collectives[0]: half of a surrogate pair, which is no text",
+        ),
+        ({"configuration": {" " * 200: 1}}, f"configuration.{' ' * 80!r}: a string is wanted, an integer came"),
         ({"msg": "\ud800"}, "msg: half of a surrogate pair, which is no text"),
         ({"configuration": {"\udc00": "a"}}, "a key of configuration: half of a surrogate pair, which is no text"),
     ],
@@ -289,6 +294,7 @@ def test_of_an_answer_that_defers_or_shuts_down_nothing_else_is_checked(members:
 
 def test_an_empty_configuration_is_an_error() -> None:
     assert problem(configuration={}) == "configuration: there is none"
+    assert problem(configuration={}, upgrade="0.30.0") == "configuration: there is none", "upgrades are off"
 
 
 @pytest.mark.parametrize("value", ["0", "no", "false", "n", "f", "False", "NO", " false "])
@@ -336,11 +342,12 @@ def test_a_line_that_would_end_the_servers_reading_is_an_error() -> None:
     fits = "x" * (64 * 1024 - 1 - len("a="))
     assert problem(configuration={**CONFIGURATION, "a": fits}) == ""
     assert problem(configuration={**CONFIGURATION, "a": fits + "x"}).startswith("configuration.a: too long")
+    assert problem(configuration={**CONFIGURATION, "a": fits[1:] + "ü"}).startswith("configuration.a: too long")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["rpcutil", "../x", "a/b", "/etc/x", "a\\b", "", ".hidden", "..", "a\n", "a\0", "a\x7f", "x" * 260],
+    ["rpcutil", "../x", "a/b", "/etc/x", "a\\b", "", ".hidden", "..", "a\n", "a\0", "a\x7f", "x" * 260, "ü" * 130],
 )
 def test_policies_need_plain_file_names(name: str) -> None:
     wanted = "a plain file name that ends in"
@@ -389,7 +396,7 @@ def test_all_problems_are_named_at_once_but_not_any_number_of_them() -> None:
     )
     many = problem(configuration={f"#{i}": "" for i in range(1000)})
     assert many.endswith("; and 996 more")
-    assert many.count("no name of a setting") == answer.PROBLEMS_NAMED
+    assert many.count("no name of a setting") == contract.PROBLEMS_NAMED
 
 
 def test_errors_name_keys_and_never_values() -> None:

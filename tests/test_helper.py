@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
 from provisioner.host import helper
 from provisioner.host.helper import HelperError, Output, one_line
@@ -149,8 +150,53 @@ def test_of_much_standard_error_the_end_is_kept() -> None:
     assert len(output.stderr) < 2 * helper.STDERR_KEPT_BYTES
 
 
+def test_secrets_are_masked_in_standard_error_in_every_form_it_may_have() -> None:
+    script = r'''cat >&2; echo "{}"'''
+    told = helper.run(
+        ["sh", "-c", script],
+        b'one s3cret, s3cret-too, {"a": "quo\\"ted"} and quo"ted',
+        timeout=PATIENCE_SECONDS,
+        cancelled=never,
+        secrets={"s3cret", "s3cret-too", 'quo"ted', ""},
+    ).stderr
+    assert told == 'one ***, ***, {"a": "***"} and ***'
+
+
+def test_no_half_of_a_secret_is_told_where_standard_error_is_cut() -> None:
+    secret = "s3cret" * 10
+    text = secret + "x" * (helper.STDERR_KEPT_BYTES - 30)
+    told = helper.run(
+        ["sh", "-c", "cat >&2; echo '{}'"],
+        text.encode(),
+        timeout=PATIENCE_SECONDS,
+        cancelled=never,
+        secrets={secret},
+    ).stderr
+    assert told.strip("x") == ""
+    assert len(told) > helper.STDERR_KEPT_BYTES - 2 * len(secret)
+
+
+def test_what_lies_in_a_large_pipe_at_the_exit_comes_whole(tmp_path: Path) -> None:
+    script = f"""
+import fcntl, os
+fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+os.write(1, b"x" * 500_000)
+open({str(tmp_path / "pid")!r}, "w").write(f"{{os.getpid()}}.")
+"""
+    asked = itertools.count()
+
+    def cancelled() -> bool:
+        if next(asked) == 1:  # it has been started, and nothing has been read yet
+            await_that(lambda: content(tmp_path / "pid").endswith("."))
+            await_that(lambda: not is_running(int(content(tmp_path / "pid")[:-1])))
+        return False
+
+    output = helper.run([sys.executable, "-c", script], b"", timeout=2 * PATIENCE_SECONDS, cancelled=cancelled)
+    assert len(output.stdout) == 500_000
+
+
 def test_an_output_of_exactly_the_limit_is_taken() -> None:
-    assert len(run_sh(f"head -c {helper.STDOUT_LIMIT_BYTES} /dev/zero").stdout) == helper.STDOUT_LIMIT_BYTES
+    assert len(run_sh(f"head -c {ANSWER_LIMIT_BYTES} /dev/zero").stdout) == ANSWER_LIMIT_BYTES
 
 
 def test_an_output_over_the_limit_is_an_error_and_ends_the_helper() -> None:

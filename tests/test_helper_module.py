@@ -6,11 +6,14 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -45,6 +48,8 @@ GOOD = {"plugin.choria.server.provision": "false", "loglevel": "info"}
 NAME = "n1.example.net"
 
 Decide = Callable[[Server], Answer]
+#: For one who does not check types.
+unchecked: Any = configure
 
 
 def server(**members: Any) -> Server:
@@ -55,6 +60,13 @@ def server(**members: Any) -> Server:
 def always(*_: object, **members: Any) -> Decide:
     """Decides this, whatever the server."""
     return lambda _server: members
+
+
+def nested(depth: int) -> Any:
+    inner: Any = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
 
 
 def refusal(decide: Decide, document: Mapping[str, Any] | Path = CERTIFICATES) -> str:
@@ -190,6 +202,9 @@ def test_a_made_up_server_needs_no_more_than_the_helper_looks_at() -> None:
     ("decide", "text"),
     [
         (lambda _: configure({}), "configuration: there is none"),
+        (lambda _: unchecked("a=b"), "configuration: an object is wanted, a string came"),
+        (lambda _: unchecked(GOOD, server_claims=["ou"]), "server_claims: an object is wanted, a list came"),
+        (lambda _: unchecked(GOOD, upgrade=nested(5000)), "upgrade: a string is wanted, a list came"),
         (always(configuration={**GOOD, "a": 1}), "configuration.a: a string is wanted, an integer came"),
         (always(configuration={**GOOD, "a": Path("/x")}), "configuration.a: a string is wanted, a PosixPath came"),
         (always(configuration={**GOOD, "a": b"x"}), "configuration.a: a string is wanted, a bytes came"),
@@ -204,7 +219,6 @@ def test_a_made_up_server_needs_no_more_than_the_helper_looks_at() -> None:
             "permissions.stream: there is no such member, but submission, streams, governor, service_host",
         ),
         (always(configuration=GOOD, certficate="C"), "certficate: there is no such member, but defer, "),
-        (lambda _: ["x"], "the document: a dictionary is wanted, a list came"),
         (lambda _: configure(GOOD, msg="x" * ANSWER_LIMIT_BYTES), f"it is longer than {ANSWER_LIMIT_BYTES} bytes"),
     ],
 )  # fmt: skip
@@ -212,18 +226,41 @@ def test_what_the_daemon_would_not_take_is_refused(decide: Decide, text: str) ->
     assert text in refusal(decide)
 
 
-def test_a_forgotten_return_is_told_as_such() -> None:
-    def decide(_server: Server) -> Any:
-        configure(GOOD)
-
-    with pytest.raises(HelperError, match=r"^the decision is missing: return what configure\(\) gives$"):
+@pytest.mark.parametrize(
+    ("decide", "text"),
+    [
+        (lambda _: None, "decide returned nothing"),
+        (lambda _: ["x"], "decide returned a list"),
+        (lambda _: defer, "decide returned a function"),
+        (lambda _: sys.exit(), "decide ended the program without an answer"),
+        (lambda _: sys.exit(0), "decide ended the program without an answer"),
+    ],
+)
+def test_a_decision_that_is_none_says_what_to_return(decide: Decide, text: str) -> None:
+    with pytest.raises(HelperError) as caught:
         try_out(decide, CERTIFICATES)
+    assert str(caught.value) == f"{text}: return what configure() gives"
+
+
+def test_any_mapping_can_be_answered() -> None:
+    layers = ChainMap({"loglevel": "debug"}, GOOD)
+    claims, policies = MappingProxyType({"ou": "acme"}), MappingProxyType({"x.rego": "package x"})
+    assert try_out(lambda _: configure(layers, server_claims=claims, opa_policies=policies), CERTIFICATES) == {
+        "configuration": {**GOOD, "loglevel": "debug"},
+        "server_claims": {"ou": "acme"},
+        "opa_policies": {"x.rego": "package x"},
+    }
 
 
 def test_without_a_token_provisioning_must_be_off_in_words() -> None:
     made_up = {"identity": NAME}
     assert "which may turn it on, is not known" in refusal(always(configuration={"a": "b"}), made_up)
-    assert try_out(always(configuration={"a": "b"}), {**made_up, "jwt": {"chpd": False}})
+    for claims in ({"chpd": False}, {}):
+        assert try_out(always(configuration={"a": "b"}), {**made_up, "jwt": claims})
+
+
+def test_an_upgrade_needs_no_configuration() -> None:
+    assert try_out(lambda _: configure({}, upgrade="0.30.0"), CERTIFICATES)["upgrade"] == "0.30.0"
 
 
 def test_a_certificate_needs_no_directory_when_the_server_has_named_one() -> None:
@@ -340,6 +377,16 @@ def test_what_is_printed_while_it_decides_does_not_spoil_the_answer(program: Pro
     assert set(output.stderr.split(" | ")) == {"hm", "from a child"}
 
 
+def test_what_was_printed_before_does_not_spoil_the_answer(program: Program) -> None:
+    program.write("return configure(GOOD)")
+    program.file.write_text("print('hm')\n" + program.file.read_text())
+    # as the samples do: an environment in which Python is told not to buffer has no say
+    program.command.insert(1, "-I")
+    output = program.run()
+    assert answer.parse(output.stdout).configuration == GOOD
+    assert output.stderr == "hm"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -348,6 +395,8 @@ def test_what_is_printed_while_it_decides_does_not_spoil_the_answer(program: Pro
         ("open('/missing/ca.pem')", "/missing/ca.pem: No such file or directory (line 4 of helper.py)"),
         ("read_text('/missing/ca.pem')", "/missing/ca.pem: No such file or directory (line 4 of helper.py)"),
         ("raise ValueError('two\\nlines')", "ValueError: two lines (line 4 of helper.py)"),
+        ("raise AssertionError", "AssertionError (line 4 of helper.py)"),
+        ("import sys; sys.exit('no role')", "no role"),
         ("return configure(GOOD, certficate='')", "TypeError: configure() got an unexpected keyword argument "),
         ("return configure({})", "the helper's answer is refused: configuration: there is none"),
         ("server.ed25519_pubkey", "the input has no ed25519_pubkey: it comes with features: ed25519: true"),
@@ -356,6 +405,17 @@ def test_what_is_printed_while_it_decides_does_not_spoil_the_answer(program: Pro
 def test_whatever_goes_wrong_is_one_line(program: Program, body: str, text: str) -> None:
     program.write(body)
     assert program.complaint().startswith(text)
+
+
+def test_the_line_is_told_wherever_the_helper_is_started_from(program: Program) -> None:
+    program.write("return server.facts['x']")
+    name = program.file.name
+    program.command = [
+        "sh",
+        "-c",
+        f"cd {shlex.quote(str(program.file.parent))} && {shlex.quote(sys.executable)} {name}",
+    ]
+    assert program.complaint() == "KeyError: 'x' (line 4 of helper.py)"
 
 
 def test_a_line_is_not_longer_than_the_daemon_tells(program: Program) -> None:
@@ -384,8 +444,17 @@ def test_on_a_terminal_it_says_where_an_input_comes_from(program: Program) -> No
     assert "the input comes on standard input: add <FILE" in done.stderr
 
 
-def test_on_a_terminal_an_unexpected_exception_is_told_with_its_traceback(program: Program) -> None:
-    program.write("return server.facts['x']")
+@pytest.mark.parametrize(
+    ("body", "begin", "end"),
+    [
+        ("return server.facts['x']", "Traceback (most recent call last):", "KeyError: 'x' (line 4 of helper.py)\r\n"),
+        ("fail('the database is away')", "the database", " is away\r\n"),
+    ],
+)
+def test_on_a_terminal_only_an_unexpected_exception_is_told_with_its_traceback(
+    program: Program, body: str, begin: str, end: str
+) -> None:
+    program.write(body)
     ours, terminal = pty.openpty()
     with CERTIFICATES.open("rb") as saved:
         subprocess.run(
@@ -394,8 +463,8 @@ def test_on_a_terminal_an_unexpected_exception_is_told_with_its_traceback(progra
     os.close(terminal)
     told = os.read(ours, 65536).decode()
     os.close(ours)
-    assert told.startswith("Traceback (most recent call last):")
-    assert told.endswith("KeyError: 'x' (line 4 of helper.py)\r\n")
+    assert told.startswith(begin)
+    assert told.endswith(end)
 
 
 def test_it_starts_with_next_to_nothing_but_json() -> None:

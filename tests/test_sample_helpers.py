@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import functools
 import hashlib
 import hmac
@@ -28,8 +29,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from provisioner.host import answer, helper
 from provisioner.host.answer import Answer
@@ -341,6 +343,13 @@ def test_an_input_that_is_none_is_told(sample: Sample) -> None:
         assert "input" in sample.complaint(document)
 
 
+def test_nothing_is_left_on_disk(sample: Sample) -> None:
+    _ = sample.command
+    before = sorted(sample.site.rglob("*"))
+    sample.run()
+    assert sorted(sample.site.rglob("*")) == before
+
+
 # those for certificates
 
 
@@ -367,6 +376,37 @@ def test_the_certificate_is_for_the_key_and_the_name_and_nothing_else(certifying
     }
 
 
+def test_other_names_and_uses_that_a_server_asks_for_are_not_in_its_certificate(certifying: Sample) -> None:
+    identity, key = identity_of(certifying.name), csr.new_key()
+    builder = x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity)]))
+    for extension in (
+        x509.SubjectAlternativeName([x509.DNSName("broker.example.net")]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]),
+        x509.OCSPNoCheck(),
+    ):
+        builder = builder.add_extension(extension, critical=False)
+    request = builder.sign(key, SHA256()).public_bytes(Encoding.PEM).decode()
+    members = {"csr": request, "public_key": "", "ssldir": "/etc/choria/ssl"}
+
+    certificate = x509.load_pem_x509_certificate(
+        certifying.run(changed(certifying.name, csr=members))[0].certificate.encode()
+    )
+    assert certificate.public_key() == key.public_key()
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert list(names) == [x509.DNSName(identity)]
+    uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(uses) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+    assert x509.OCSPNoCheck.oid not in {extension.oid for extension in certificate.extensions}
+
+
+@pytest.mark.parametrize("name", ["x509.sh", "x509.py"])
+def test_a_certificate_is_valid_from_now_on_for_a_year(name: str, site: Path, api: Api) -> None:
+    certificate = x509.load_pem_x509_certificate(installed(name, site, api).run()[0].certificate.encode())
+    now = datetime.datetime.now(datetime.UTC)
+    assert certificate.not_valid_before_utc <= now
+    assert abs(certificate.not_valid_after_utc - now - datetime.timedelta(days=365)) < datetime.timedelta(minutes=5)
+
+
 def test_no_two_certificates_have_the_same_number(certifying: Sample) -> None:
     first, second = (x509.load_pem_x509_certificate(certifying.run()[0].certificate.encode()) for _ in range(2))
     assert first.serial_number != second.serial_number
@@ -379,6 +419,33 @@ def test_a_file_of_the_ca_that_is_missing_is_named(name: str, file: str, site: P
     sample = installed(name, site, api)
     (site / file).unlink()
     assert sample.complaint().startswith(f"{site}/{file}: ")
+
+
+@pytest.mark.parametrize("name", ["x509.sh", "x509.py"])
+def test_the_key_of_another_ca_is_told(name: str, site: Path, api: Api) -> None:
+    sample = installed(name, site, api)
+    (site / "ca-key.pem").write_text(pki.key_pem(pki.authority().key))
+    wanted = "Issuer CA certificate and key do not match" if name == "x509.sh" else f"{site}/ca-key.pem: not the key of"
+    with pytest.raises(ExitError, match=re.escape(wanted)):
+        sample.run()
+
+
+@pytest.mark.parametrize(
+    "change", [("\n", "\r\n"), ("-----BEGIN", 'Subject: "x"\n-----BEGIN'), ("-----B", "\t\n-----B")]
+)
+def test_a_ca_that_is_not_pem_alone_does_not_spoil_the_json_of_a_shell(
+    change: tuple[str, str], site: Path, api: Api
+) -> None:
+    sample = installed("x509.sh", site, api)
+    (site / "ca.pem").write_text((site / "ca.pem").read_text().replace(*change), newline="")
+    assert sample.complaint().startswith(f"{site}/ca.pem: something else than PEM is in it")
+
+
+@pytest.mark.parametrize("ssldir", ["", "ssl", "/etc/$(id)", '/a"b', "/a b", "/a\nb"])
+def test_a_directory_that_could_be_something_else_is_refused_by_a_shell(ssldir: str, site: Path, api: Api) -> None:
+    sample = installed("x509.sh", site, api)
+    request = json.loads(SAVED["x509.sh"].read_text())["csr"] | {"ssldir": ssldir}
+    assert sample.complaint(changed("x509.sh", csr=request)) == "the ssldir is not one that this helper takes"
 
 
 def test_without_a_request_the_feature_is_named(certifying: Sample) -> None:
@@ -425,6 +492,10 @@ class TestApi:
         assert asking.complaint().startswith(
             "127.0.0.1 gives no certificate: [{'code': 6, 'message': 'invalid token'}]"
         )
+
+    def test_its_key_is_none(self, asking: Sample, site: Path) -> None:
+        (site / "cfssl.key").write_text("s3cret")
+        assert asking.complaint() == f"{site}/cfssl.key: not hexadecimal digits"
 
     @pytest.mark.parametrize(
         ("status", "body", "text"),

@@ -60,13 +60,20 @@ def sign(server: Server, ca: str) -> str:
         "profile": PROFILE,
     }
     request = json.dumps(wanted).encode()
-    token = hmac.digest(bytes.fromhex(read_text(AUTH_KEY).strip()), request, "sha256")
+    token = hmac.digest(auth_key(), request, "sha256")
     answer = post("/api/v1/cfssl/authsign", {"token": encoded(token), "request": encoded(request)}, ca)
     try:
         certificate = answer["result"]["certificate"]
     except (KeyError, TypeError):
         fail(f"{API_HOST} gives no certificate: {answer.get('errors')}")
     return str(certificate)
+
+
+def auth_key() -> bytes:
+    try:
+        return bytes.fromhex(read_text(AUTH_KEY).strip())
+    except ValueError:
+        fail(f"{AUTH_KEY}: not hexadecimal digits")
 
 
 def post(path: str, body: dict[str, str], ca: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 """A helper for networks of an organization: the daemon signs a JWT for the server, with the feature ed25519.
 
 So all there is to say is the configuration, and what the JWT is to permit. The servers that may come are files in
-NODES, named for them, with the role of the server in the first line; others have to wait.
+NODES, named for them, which hold the role of the server; others have to wait.
 
 Copy it, and change what follows.
 """

@@ -24,7 +24,8 @@ value_of() {
     value=${value%%'"'*}
 }
 
-# one line, with the identity at its beginning
+# one line, with the identity at its beginning; `read` takes it byte by byte, so where servers have more than 5 kB of
+# facts this is faster: input=$(head -c 1024)
 IFS= read -r input || [ -n "$input" ] || fail "there is no input on standard input"
 
 value_of identity

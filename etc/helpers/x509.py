@@ -57,6 +57,8 @@ def sign(server: Server, ca: str) -> str:
     key = load_pem_private_key(read_text(CA_KEY).encode(), None, unsafe_skip_rsa_key_validation=True)
     if not isinstance(key, EllipticCurvePrivateKey | RSAPrivateKey):
         fail(f"{CA_KEY}: neither an EC nor an RSA key")
+    if key.public_key() != issuer.public_key():
+        fail(f"{CA_KEY}: not the key of the certificate in {CA}")
     request = x509.load_pem_x509_csr(server.csr.csr.encode())
     now = datetime.datetime.now(datetime.UTC)
     builder = (

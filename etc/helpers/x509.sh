@@ -37,7 +37,8 @@ as_text() {
     done
 }
 
-# one line, with the identity and then the csr at its beginning
+# one line, with the identity and then the csr at its beginning; `read` takes it byte by byte, so where servers have
+# more than 5 kB of facts this is faster: rest=$(head -c 16384)
 IFS= read -r rest || [ -n "$rest" ] || fail "there is no input on standard input"
 
 value_of identity
@@ -66,12 +67,17 @@ csr=$value
 value_of ssldir
 ssldir=$value
 case $ssldir in
-[!/]* | *[!A-Za-z0-9._/-]*) fail "the ssldir is not one that this helper takes" ;;
+'' | [!/]* | *[!A-Za-z0-9._/-]*) fail "the ssldir is not one that this helper takes" ;;
 esac
 
 for file in "$ca" "$ca_key"; do
     [ -r "$file" ] || fail "$file: cannot be read"
 done
+as_text <"$ca"
+ca_text=$text
+case $ca_text in
+*[!A-Za-z0-9+/=\\\ -]*) fail "$ca: something else than PEM is in it, maybe a line end of Windows" ;;
+esac
 # `openssl x509 -req` would do as well, and take four times as long
 certificate=$(
     printf '%b\n' "$csr" | openssl req -x509 -in /dev/stdin -copy_extensions none -config /dev/fd/3 \
@@ -91,8 +97,6 @@ CONFIG
 as_text <<CERTIFICATE
 $certificate
 CERTIFICATE
-certificate=$text
-as_text <"$ca"
 
 # echo would write the line breaks in the texts as such
 printf '{
@@ -110,5 +114,5 @@ printf '{
     "collectives": "mcollective,%s",
     "loglevel": "info"
   }
-}\n' "$certificate" "$text" "$brokers" "$ssldir/certificate.pem" "$ssldir/private.pem" "$ssldir/ca.pem" \
+}\n' "$text" "$ca_text" "$brokers" "$ssldir/certificate.pem" "$ssldir/private.pem" "$ssldir/ca.pem" \
     "$identity" "$role"

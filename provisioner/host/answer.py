@@ -5,11 +5,10 @@ from __future__ import annotations
 import attrs
 
 from provisioner import contract
-from provisioner.contract import EXPIRY_LIMIT_SECONDS, PROBLEMS_NAMED, AnswerError
+from provisioner.contract import EXPIRY_LIMIT_SECONDS, AnswerError
 
 __all__ = [
     "EXPIRY_LIMIT_SECONDS",
-    "PROBLEMS_NAMED",
     "Answer",
     "AnswerError",
     "ServerClaims",

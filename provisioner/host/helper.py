@@ -25,8 +25,6 @@ import attrs
 from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
 
-#: more than this on standard output is an error
-STDOUT_LIMIT_BYTES = ANSWER_LIMIT_BYTES
 #: how much of the end of standard error is kept
 STDERR_KEPT_BYTES = 4096
 #: how much of the end of that an error's text carries
@@ -162,8 +160,8 @@ class _Streams:
             del self.errors[:-STDERR_KEPT_BYTES]
         else:
             self.output += data
-            if len(self.output) > STDOUT_LIMIT_BYTES:
-                _fail(f"the helper printed more than {STDOUT_LIMIT_BYTES} bytes on its standard output", self)
+            if len(self.output) > ANSWER_LIMIT_BYTES:
+                _fail(f"the helper printed more than {ANSWER_LIMIT_BYTES} bytes on its standard output", self)
         return True
 
     def take_rest(self) -> None:
