@@ -1,7 +1,8 @@
 # docker build --tag choria-provisioner .
-# docker run --init --volume /etc/choria-provisioner:/etc/choria-provisioner:ro choria-provisioner
+# docker run --init --stop-timeout 45 --volume /etc/choria-provisioner:/etc/choria-provisioner:ro choria-provisioner
 #
-# --init: helpers may leave processes behind, which somebody has to reap. The helper runs in the container: one that
+# --init: helpers may leave processes behind, which somebody has to reap. --stop-timeout: longer than shutdown_grace, or
+# what is in work at the end is cut off. The helper runs in the container: one that
 # needs more than sh and Python wants an image of its own, made from this one.
 FROM python:3.13-slim AS build
 WORKDIR /source

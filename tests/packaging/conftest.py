@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server, Site
 from tests.conftest import PATIENCE_SECONDS
-from tests.packaging.machine import REPOSITORY, SYSTEM_PYTHON, Machine, missing
+from tests.packaging.machine import REPOSITORY, SYSTEM_PYTHON, Machine, alone, missing
 
 SITE = Site(token="s3cret")
 NAME = "choria-provisioner"
@@ -46,27 +46,50 @@ def need(*tools: str) -> None:
 
 
 def make(*arguments: str) -> None:
-    """Run make with the environment that runs the tests.
+    """Run make with the environment that runs the tests, which it leaves as it is.
 
     :raises AssertionError: with its output, when it fails
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", *arguments, f"READY={Path(sys.prefix)}/pyvenv.cfg", f"BIN={Path(sys.prefix)}/bin"]
+    environment["DPKG_DEB_COMPRESSOR_LEVEL"] = "1"  # the package is to be there soon, not to be small
+    ready = f"{sys.prefix}/pyvenv.cfg"
+    command = ["make", *arguments, f"READY={ready}", f"--old-file={ready}", f"BIN={sys.prefix}/bin"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
+def once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], None]) -> Path:
+    """A folder that the first of the processes of this run fills, and all of them read.
+
+    What fills it may call :func:`make`, of which only one at a time can install.
+    """
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    finished = folder.with_suffix(".finished")
+    with alone("install"):
+        if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            fill(folder)
+            finished.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the packages that can be made here."""
-    folder = tmp_path_factory.mktemp("packages")
-    wanted = [kind for kind, tool in (("deb", "dpkg-deb"), ("rpm", "rpmbuild")) if shutil.which(tool)]
-    if wanted and SYSTEM_PYTHON.exists():
-        maintainer = "MAINTAINER=Choria Provisioner <packages@choria-provisioner.net>"
-        make(*wanted, f"WORK={folder / 'work'}", f"DIST={folder / 'dist'}", maintainer)
-    return folder / "dist"
+
+    def fill(folder: Path) -> None:
+        wanted = [kind for kind, tool in (("deb", "dpkg-deb"), ("rpm", "rpmbuild")) if shutil.which(tool)]
+        if wanted and SYSTEM_PYTHON.exists():
+            work = tmp_path_factory.mktemp("work")
+            maintainer = "MAINTAINER=Choria Provisioner <packages@choria-provisioner.net>"
+            make(*wanted, f"WORK={work}", f"DIST={folder}", maintainer)
+            shutil.rmtree(work)
+
+    return once(tmp_path_factory, "packages", fill)
 
 
 @pytest.fixture(scope="session")

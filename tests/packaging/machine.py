@@ -8,6 +8,7 @@ reaches the brokers of the tests.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
@@ -20,6 +21,9 @@ from pathlib import Path
 from tests.conftest import PATIENCE_SECONDS
 
 REPOSITORY = Path(__file__).parent.parent.parent
+
+#: What is made once for all processes that run tests.
+BUILD = REPOSITORY / "build"
 
 #: The system's own Python, which packages made on it are for.
 SYSTEM_PYTHON = Path("/usr/bin/python3").resolve()
@@ -77,8 +81,35 @@ def missing() -> str:
         absent = [tool for tool in ("mmdebstrap", "unshare", "nsenter") if not shutil.which(tool)]
         if absent:
             return f"not installed: {', '.join(absent)}"
-        return "" if _unified_hierarchy() else "no cgroup2 is mounted"
+        hierarchy = _unified_hierarchy()
+        if hierarchy is None or not os.access(hierarchy, os.W_OK):
+            return "no cgroup2 is mounted that can be written to"
+        attempt = (
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+            "mount",
+            "-t",
+            "proc",
+            "proc",
+            "/proc",
+        )
+        permitted = subprocess.run(attempt, capture_output=True, check=False).returncode == 0
+        return "" if permitted else "namespaces and mounts are not permitted"
     return "this is no Debian release"
+
+
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[int]:
+    """Be the only process that makes this in :data:`BUILD`; gives the open lock, for programs that are to hold it."""
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / f".{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
 
 
 class Machine:
@@ -154,15 +185,16 @@ class Machine:
 def _system() -> Path:
     """The folder with the minimal system, made when it is not there yet."""
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    folder = REPOSITORY / "build" / "machine" / "-".join((release, *PACKAGES))
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-            made = Path(unfinished, "system")
+    folder = BUILD / "machine" / "-".join((release, *PACKAGES))
+    with alone("machine") as lock:
+        if not folder.exists():
+            unfinished = folder.with_name("unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+            unfinished.parent.mkdir(exist_ok=True)
             options = ("--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}")
-            subprocess.run(("mmdebstrap", *options, release, str(made)), check=True, stdin=subprocess.DEVNULL)
-            with contextlib.suppress(OSError):  # another one was faster
-                made.rename(folder)
+            command = ("mmdebstrap", *options, release, str(unfinished))
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, pass_fds=[lock])
+            unfinished.rename(folder)
     return folder
 
 

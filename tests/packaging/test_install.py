@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import stat
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provisioner import __version__
-from tests.packaging.conftest import NAME, make, need
+from tests.packaging.conftest import BUILD_SECONDS, NAME, make, need, once
 from tests.packaging.machine import REPOSITORY, SYSTEM_PYTHON, Machine
 
 PREFIX = "/opt/site"
 OURS = "token: ours\n"
+RECIPE = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installation for another place, in which a site has its configuration already."""
-    tree = tmp_path_factory.mktemp("tree")
-    configuration = tree / f"etc/{NAME}/provisioner.yaml"
-    configuration.parent.mkdir(parents=True)
-    configuration.touch(0o640)
-    configuration.write_text(OURS)
-    make("install", f"DESTDIR={tree}", f"PREFIX={PREFIX}")
-    return tree
+
+    def fill(tree: Path) -> None:
+        configuration = tree / f"etc/{NAME}/provisioner.yaml"
+        configuration.parent.mkdir(parents=True)
+        configuration.touch(0o640)
+        configuration.write_text(OURS)
+        make("install", f"DESTDIR={tree}", f"PREFIX={PREFIX}")
+
+    return once(tmp_path_factory, "tree", fill)
 
 
 def test_it_lays_out_everything(tree: Path) -> None:
@@ -101,6 +108,58 @@ def test_the_configuration_of_a_site_survives_an_installation_and_its_end(tree: 
     make("uninstall", f"DESTDIR={copy}", f"PREFIX={PREFIX}")
     left = {str(path.relative_to(copy)) for path in copy.rglob("*") if not path.is_dir()}
     assert left == {f"etc/{NAME}/provisioner.yaml", f"etc/{NAME}/choria.cfg"}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that the first stage of the Dockerfile hands to the second."""
+    folder = tmp_path_factory.mktemp("image")
+    source, made = folder / "source", folder / "opt"
+    first_stage = RECIPE.split("\nFROM ")[1].splitlines()
+    for line in (line for line in first_stage if line.startswith("COPY ")):
+        *files, target = line.split()[1:]
+        for name in files:
+            path = REPOSITORY / name
+            if path.is_dir():
+                shutil.copytree(path, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                (source / target).mkdir(exist_ok=True)
+                shutil.copy(path, source / target)
+    (run,) = (line.removeprefix("RUN ") for line in first_stage if line.startswith("RUN "))
+    programs = Path(sys.prefix) / "bin"
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
+    command = run.replace(f"/opt/{NAME}", str(made))
+    subprocess.run(["sh", "-c", command], cwd=source, env=environment, check=True, timeout=BUILD_SECONDS)
+    yield made
+    shutil.rmtree(folder)
+
+
+class TestContainer:
+    """What the Dockerfile does, done by hand: there may be no engine here."""
+
+    def test_the_program_of_it_has_all_that_it_needs(self, image: Path) -> None:
+        (installed,) = image.glob("lib/python*/site-packages/provisioner")
+        ours = REPOSITORY / "provisioner"
+        files = (path.relative_to(ours) for path in ours.rglob("*") if path.is_file())
+        assert [str(file) for file in files if file.suffix != ".pyc" and not (installed / file).exists()] == []
+
+    def test_it_runs(self, image: Path) -> None:
+        entry, command = (
+            [word.replace(f"/etc/{NAME}", str(REPOSITORY / "etc")) for word in json.loads(text)]
+            for text in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", RECIPE, re.MULTILINE)
+        )
+        program = entry[0].replace(f"/opt/{NAME}", str(image))
+        version = subprocess.check_output([program, "--version"], cwd="/", env={}, text=True)
+        assert __version__ in version
+        # as far as the samples go: no credentials are there
+        assert command[0] == "run"
+        for name in ("run", "check"):
+            words = [program, name, *command[1:]]
+            done = subprocess.run(words, cwd="/", env={}, capture_output=True, text=True, check=False)
+            said = done.stdout + done.stderr
+            assert done.returncode == 1
+            assert f"/etc/{NAME}/ssl/cert.pem: No such file or directory" in said
+            assert "Traceback" not in said
 
 
 class TestDeb:

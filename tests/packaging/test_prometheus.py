@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -14,25 +15,26 @@ from typing import Any
 import pytest
 
 from provisioner.monitor.metrics import Metrics
-from provisioner.simulate.broker import NatsServer
+from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
-from tests.conftest import Eventually, StartFleet
+from tests.conftest import Eventually
 from tests.installation import Installation, free_port
 from tests.packaging.conftest import need
 from tests.packaging.machine import REPOSITORY
+from tests.streams import PASSWORD, SERVERS_LOGIN, Streams
 from tests.test_run import SITE
 
 ALERTS = REPOSITORY / "etc" / "prometheus" / "alerts.yaml"
 DASHBOARD = json.loads((REPOSITORY / "etc" / "prometheus" / "dashboard.json").read_text())
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-#: What a daemon without an election and without credentials has no values for.
-ABSENT_HERE = ("choria_election_", "choria_provisioner_credential_")
+#: What a daemon without credentials that expire has no values for.
+ABSENT_HERE = "choria_provisioner_credential_"
 
 CONFIGURATION = """
 global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
 rule_files: ["{alerts}"]
 scrape_configs:
-  - job_name: provisioner
+  - job_name: choria-provisioner
     static_configs: [{{targets: ["127.0.0.1:{target}"]}}]
 """
 
@@ -63,12 +65,18 @@ class Prometheus:
 
 
 @pytest.fixture
-def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-    installation = Installation(tmp_path, broker.url)
-    yield installation
-    for process in installation.processes:
-        process.kill()
-        process.communicate()
+def streams(tmp_path: Path) -> Iterator[Streams]:
+    with Streams(tmp_path / "streams") as streams:
+        streams.make_bucket()
+        yield streams
+
+
+@pytest.fixture
+def installation(tmp_path: Path, streams: Streams) -> Iterator[Installation]:
+    """An instance that takes part in an election."""
+    with Installation(tmp_path, streams.server.url) as installation:
+        installation.settings |= {"leader_election": True, "broker_provisioning_password": PASSWORD}
+        yield installation
 
 
 @pytest.fixture
@@ -92,19 +100,24 @@ def as_grafana_sends_it(expression: str, site: str) -> str:
 
 
 def test_every_panel_shows_something_and_every_rule_is_evaluated(
-    installation: Installation, prometheus: Prometheus, start_fleet: StartFleet, eventually: Eventually
+    installation: Installation, prometheus: Prometheus, streams: Streams, eventually: Eventually
 ) -> None:
     installation.start()
     eventually(prometheus.ready)
-    start_fleet(*(Server(identity=f"n{number}.example.net", site=SITE, boots_after=0.1) for number in range(3)))
-    counted = 'sum(increase(choria_provisioner_provisioned{site=~"lab"}[1m])) > 0'
-    eventually(lambda: prometheus.values(counted))
+    eventually(lambda: prometheus.values("choria_provisioner_leader == 1"))
+    servers = [Server(identity=f"n{number}.example.net", site=SITE, boots_after=0.1) for number in range(3)]
+    fleet = Fleet(streams.server.url, servers, login=SERVERS_LOGIN)
+    with contextlib.ExitStack() as stack:
+        stack.callback(fleet.stop)
+        fleet.start()
+        counted = 'sum(increase(choria_provisioner_provisioned{site=~"lab"}[1m])) > 0'
+        eventually(lambda: prometheus.values(counted))
 
     for site in ("lab", ".*"):
         empty = {
             expression for expression in EXPRESSIONS if not prometheus.values(as_grafana_sends_it(expression, site))
         }
-        assert [expression for expression in empty if not any(name in expression for name in ABSENT_HERE)] == []
+        assert [expression for expression in empty if ABSENT_HERE not in expression] == []
     assert prometheus.get("label/site/values", **{"match[]": "choria_provisioner_discover_cycles"}) == ["lab"]
     eventually(
         lambda: {rule["health"] for group in prometheus.get("rules")["groups"] for rule in group["rules"]} == {"ok"}

@@ -1,9 +1,8 @@
-"""The sample configurations and the recipe for a container are what the program reads."""
+"""The sample configurations are what the program reads, and the services fit its time limits."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,9 @@ import pytest
 from provisioner import config
 from provisioner.choria import security, settings
 from provisioner.errors import ConfigurationError
+from provisioner.hosts.loop import TURN_LIMIT_SECONDS
+from provisioner.hosts.scheduler import LEAVE_SECONDS
+from provisioner.systemd import WATCHDOG_SHARE
 from tests.packaging.machine import REPOSITORY
 
 ETC = REPOSITORY / "etc"
@@ -47,9 +49,13 @@ def test_what_is_commented_out_is_good_as_well(tmp_path: Path) -> None:
     assert config.load(file).warnings == ()
 
 
-def test_the_container_is_made_of_files_that_are_there() -> None:
-    recipe = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", " ")
-    copied = [shlex.split(line)[1:] for line in recipe.splitlines() if line.startswith("COPY ")]
-    sources = [source for words in copied if not words[0].startswith("--from") for source in words[:-1]]
-    assert sources
-    assert all((REPOSITORY / source).exists() for source in sources)
+def test_the_time_limits_of_the_services_leave_the_daemon_its_own() -> None:
+    unit = (ETC / "systemd" / "choria-provisioner.service").read_text()
+    limits = {name: int(value) for name, value in re.findall(r"^(\w+Sec)=(\d+)s$", unit, re.MULTILINE)}
+    script = (ETC / "init.d" / "choria-provisioner").read_text()
+    (stop,) = re.findall(r"^STOP_SECONDS=(\d+)$", script, re.MULTILINE)
+    # the connection is drained, then the threads are waited for
+    to_leave = config.load(ETC / "provisioner.yaml").shutdown_grace + 2 * LEAVE_SECONDS
+    assert min(limits["TimeoutStopSec"], int(stop)) > to_leave
+    # before systemd gives it up, a thread that is stuck is replaced, or the daemon leaves by itself
+    assert limits["WatchdogSec"] * (1 - WATCHDOG_SHARE) > TURN_LIMIT_SECONDS

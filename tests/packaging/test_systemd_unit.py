@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,9 +92,23 @@ def test_a_reload_opens_the_log_anew_and_nothing_else(service: Service) -> None:
     machine.run("mv", LOG, f"{LOG}.1")
     machine.run("systemctl", "reload", UNIT)
     machine.wait(f"grep 'opened the log anew' {LOG}")
+    # the same, as logrotate does it here
+    machine.run("logrotate", "--force", "--state", "/run/logrotate.state", f"/etc/logrotate.d/{NAME}")
+    machine.wait(f"grep 'opened the log anew' {LOG}")
     assert service.pid == pid
     assert service.provisions()
     assert machine.sh(f"stat --format '%U %a' {LOG}") == f"{NAME} 640\n"
+
+
+def test_a_helper_at_work_may_finish_when_it_is_stopped(service: Service) -> None:
+    machine = service.machine
+    service.helper('cat >/dev/null; touch "$STATE_DIRECTORY/begun"; sleep 1')
+    machine.run("systemctl", "start", UNIT)
+    with ThreadPoolExecutor() as pool:
+        provisioned = pool.submit(service.provisions)
+        machine.wait(f"[ -e /var/lib/{NAME}/begun ]")
+        machine.run("systemctl", "stop", UNIT)
+        assert provisioned.result()
 
 
 def test_an_update_of_the_package_replaces_the_daemon(service: Service, deb: Path) -> None:
@@ -114,6 +129,19 @@ def test_a_crash_is_survived(service: Service) -> None:
     machine.wait(f'[ "$(systemctl show --property=NRestarts --value {UNIT})" = 1 ] && systemctl is-active {UNIT}')
     assert service.pid != crashed
     assert service.provisions()
+
+
+@pytest.mark.parametrize(("code", "again"), [(1, True), (2, False), (70, True)])
+def test_it_is_started_again_unless_its_exit_code_says_that_this_is_of_no_use(
+    service: Service, code: int, again: bool
+) -> None:
+    machine = service.machine
+    drop_in(machine, "RestartSec=100ms", "ExecStart=", f"ExecStart=/bin/sh -c 'exit {code}'")
+    assert machine.run("systemctl", "start", UNIT, check=False).returncode == 1
+    if again:
+        machine.wait(f'[ "$(systemctl show --property=NRestarts --value {UNIT})" -ge 1 ]')
+    else:
+        assert (shown(machine, "ActiveState"), shown(machine, "NRestarts")) == ("failed", "0")
 
 
 def test_a_daemon_that_stands_still_is_replaced_and_the_journal_says_where_it_stood(service: Service) -> None:
@@ -143,9 +171,10 @@ def test_a_daemon_that_cannot_start_says_why(service: Service) -> None:
 
 def test_a_helper_writes_to_its_state_and_nowhere_else(service: Service) -> None:
     machine = service.machine
+    machine.sh("install -d -m 1777 /srv/open")
     service.helper(
         'cat >/dev/null; echo yes >"$STATE_DIRECTORY/written"\n'
-        f'for path in /etc/{NAME}/x /usr/x /home/x; do (echo no >"$path") 2>/dev/null && exit 1; done'
+        f'for path in /etc/{NAME}/x /usr/x /home/x /srv/open/x; do (echo no >"$path") 2>/dev/null && exit 1; done'
     )
     machine.run("systemctl", "start", UNIT)
     assert service.provisions()
