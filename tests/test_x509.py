@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import ssl
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from provisioner.choria import settings, tls
 from provisioner.choria.certificates import load_pair
-from provisioner.choria.credentials import File
+from provisioner.choria.credentials import CredentialsError, File
 from provisioner.choria.security import choose
 from provisioner.choria.settings import Settings
 from provisioner.choria.x509 import X509
@@ -272,7 +273,7 @@ class TestAtTheStart:
 
     def test_what_stops_nothing_is_a_warning(self, network: X509Network) -> None:
         network.own.replace(network.authority.issue("soon", rsa_key=True, days=(-1, 2.5)))
-        (name,) = choose(network.settings(ecc_curves=("X25519",)), insecure=False).warnings
+        (name,) = choose(network.settings(ecc_curves=("CurveP256",)), insecure=False).warnings
         assert f"is not for {IDENTITY}" in name
 
     def test_the_common_name_counts_too(self, network: X509Network) -> None:
@@ -301,7 +302,14 @@ class TestLimits:
 
     @pytest.mark.parametrize("name", sorted(tls.CURVES))
     def test_every_curve_is_one_that_openssl_has(self, network: X509Network, name: str) -> None:
+        if name == "X25519" and sys.version_info < (3, 11, 3):
+            pytest.skip("this Python cannot choose it")
         X509(network.settings(ecc_curves=(name,)), clock=time.time).tls_context()
+
+    def test_a_curve_that_python_cannot_choose(self, network: X509Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(tls.CURVES, "CurveP256", "unheard of")
+        with pytest.raises(CredentialsError, match=r"ecc_curves: this system's Python cannot choose CurveP256"):
+            X509(network.settings(ecc_curves=("CurveP256",)), clock=time.time).tls_context()
 
     def test_several_curves_are_warned_about(self, network: X509Network) -> None:
         (warning,) = X509(network.settings(ecc_curves=("X25519", "CurveP256")), clock=time.time).warnings

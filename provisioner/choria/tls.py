@@ -103,7 +103,10 @@ def _limit(context: ssl.SSLContext, settings: Settings) -> None:
     elif suites:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     if len(curves) == 1 and curves[0] in CURVES:
-        context.set_ecdh_curve(CURVES[curves[0]])
+        try:
+            context.set_ecdh_curve(CURVES[curves[0]])
+        except (ssl.SSLError, ValueError):  # Python 3.11.2 does not know X25519
+            raise CredentialsError([f"{ECC_CURVES}: this system's Python cannot choose {curves[0]}"]) from None
 
 
 def _named(names: tuple[str, ...]) -> list[str]:
