@@ -16,16 +16,11 @@ from provisioner.choria.connector import Connector
 from provisioner.choria.protocol import reply_prefix
 from provisioner.config import Config
 from provisioner.host import node
-from provisioner.host.host import Host
-from provisioner.host.provision import Outcome
 from provisioner.hosts import admission
 from provisioner.hosts.admission import Admission
-from provisioner.hosts.finisher import Finisher
-from provisioner.hosts.history import FREED_HOSTS, PROBE_INTERVALS, History, Result
-from provisioner.hosts.registry import Registry
-from provisioner.hosts.worker import Worker
+from provisioner.hosts.history import FREED_HOSTS, PROBE_INTERVALS
 from provisioner.monitor.metrics import Metrics
-from provisioner.shutdown import Shutdown
+from provisioner.monitor.status import Result
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
@@ -366,21 +361,3 @@ class TestAdmission:
         assert value(metrics, "refused") == 20
         assert [record.levelname for record in caplog.records] == ["INFO"] * 3 + ["WARNING"]
         assert caplog.messages[-1] == "refused 3 hosts: further ones are only counted"
-
-
-def test_a_host_that_its_worker_got_stuck_with_has_failed() -> None:
-    def provision(_host: Host) -> Outcome:
-        raise AssertionError("it is not admitted again here")
-
-    metrics, shutdown, history = Metrics("lab"), Shutdown(grace=0), History(backoff=True, interval=INTERVAL)
-    registry = Registry(INTERVAL, metrics)
-    worker = Worker(1, provision, registry, Finisher(registry), metrics, shutdown, lambda: False, 10, history)
-    worker.host, worker.since = Host("n1"), time.monotonic() - 5000
-    shutdown.request()
-    worker.start()  # what the supervisor does then
-    worker.join(PATIENCE_SECONDS)
-
-    attempt = history.recent()[0]
-    assert (attempt.identity, attempt.outcome, attempt.reason) == ("n1", Result.FAILED, "its worker got stuck")
-    assert attempt.seconds >= 5000
-    assert history.troubled_count() == 1

@@ -21,10 +21,9 @@ from provisioner.hosts.history import (
     RECENT_ATTEMPTS,
     SHORTEST_PART,
     TROUBLED_HOSTS,
-    Attempt,
     History,
-    Result,
 )
+from provisioner.monitor.status import Attempt, Result
 
 INTERVAL = 60.0
 HOUR = 3600.0

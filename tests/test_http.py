@@ -282,6 +282,90 @@ def test_too_many_connections_cost_the_oldest(serve: Serve, monkeypatch: pytest.
         assert to_the_end(second).endswith(b"page\n")
 
 
+def test_of_many_that_linger_another_one_is_closed_for_each_that_comes(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "CONNECTIONS_LIMIT", 2)
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def linger() -> bytes:
+        entered.release()
+        leave.wait(PATIENCE_SECONDS)
+        return b"page\n"
+
+    server = serve(metrics=linger)
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(4):
+            clients.append(stack.enter_context(connect(server)))
+            clients[-1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert entered.acquire(timeout=PATIENCE_SECONDS)
+        assert [to_the_end(client) for client in clients[:2]] == [b"", b""]
+        leave.set()
+        assert all(to_the_end(client).endswith(b"page\n") for client in clients[2:4])
+    await_no_thread("monitor-connection")
+    assert ask(server, "/livez")[0].status == 200
+
+
+class LastingLooks(Looks):
+    """Looks that last until the test ends them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.leave = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, search: str = "", limit: int | None = None) -> Status:
+        self.entered.release()
+        self.leave.wait(PATIENCE_SECONDS)
+        return super().__call__(search, limit)
+
+
+def test_few_ask_for_the_status_at_a_time_and_nobody_else_waits_for_them(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "STATUS_WAIT_SECONDS", 0.1)
+    looks = LastingLooks()
+    server = serve(status=looks)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(server)) for _ in range(monitor.STATUS_LIMIT)]
+        for client in clients:
+            client.sendall(b"GET /status.json HTTP/1.0\r\n\r\n")
+            assert looks.entered.acquire(timeout=PATIENCE_SECONDS)
+        response, _ = ask(server, "/")  # its turn does not come
+        assert (response.status, response.headers["Refresh"]) == (503, "5")
+        assert [ask(server, path)[0].status for path in ("/metrics", "/livez", "/readyz")] == [200] * 3
+        looks.leave.set()
+        assert all(b'"version"' in to_the_end(client) for client in clients)
+    assert [ask(server, "/")[0].status for _ in range(20)] == [200] * 20
+
+
+def test_of_many_that_ask_for_the_status_most_are_turned_away_at_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "STATUS_LINE_LIMIT", monitor.STATUS_LIMIT)
+    monkeypatch.setattr(monitor, "STATUS_WAIT_SECONDS", 2 * PATIENCE_SECONDS)
+    looks = LastingLooks()
+    server = serve(status=looks)
+    with ExitStack() as stack:
+        for _ in range(monitor.STATUS_LIMIT):
+            stack.enter_context(connect(server)).sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert looks.entered.acquire(timeout=PATIENCE_SECONDS)
+        assert ask(server, "/status.json")[0].status == 503
+        looks.leave.set()
+    await_no_thread("monitor-connection")
+    assert ask(server, "/status.json")[0].status == 200
+
+
+def test_what_is_no_request_is_answered_without_its_words(serve: Serve) -> None:
+    server = serve()
+
+    assert raw(server, b"GET <b>s3cret</b> HTTP/s3cret\r\n\r\n") == b"bad request\n"
+    answer = raw(server, b"GET / HTTP/1.0\r\n" + b"s3cret: 1\r\n" * 200 + b"\r\n")
+    assert answer.startswith(b"HTTP/1.0 431 ")
+    assert b"Content-Security-Policy: default-src 'none'" in answer
+    assert b"s3cret" not in answer
+
+
 def await_no_thread(prefix: str) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while any(thread.name.startswith(prefix) for thread in threading.enumerate()):

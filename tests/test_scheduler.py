@@ -233,6 +233,7 @@ def test_a_paused_instance_sends_no_broadcast_and_drops_events(
     caplog: pytest.LogCaptureFixture,
     eventually: Eventually,
 ) -> None:
+    caplog.set_level("INFO")
     fleet = start_fleet(*servers(3))
     daemon.config.pause()
     daemon.start()
@@ -241,6 +242,7 @@ def test_a_paused_instance_sends_no_broadcast_and_drops_events(
     connector.publish(EVENTS, payload=startup("n0.example.net"))
 
     eventually(lambda: "dropping lifecycle events: paused" in caplog.text)
+    eventually(lambda: "not discovering: paused" in caplog.text)
     assert fleet.counts().discoveries == 0
     assert daemon["discover_cycles"] == daemon["waiting_nodes"] == daemon["event_discovered"] == 0
 
@@ -248,6 +250,25 @@ def test_a_paused_instance_sends_no_broadcast_and_drops_events(
     daemon.scheduler.trigger("resumed")
     assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
     assert daemon["discover_cycles"] == 1
+
+
+def test_the_main_thread_is_alive_however_long_a_discovery_takes(
+    make_daemon: MakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
+) -> None:
+    monkeypatch.setattr(scheduler, "TURN_LIMIT_SECONDS", 1.5)
+    caplog.set_level("INFO")
+    daemon = make_daemon(discovery_timeout=3.0)
+    daemon.start()
+    eventually(lambda: daemon["discover_cycles"] == 1)
+
+    problems = set()
+    while "discovered no server" not in caplog.text:
+        problems.add(daemon.scheduler.liveness()["main"]().problem)
+        time.sleep(0.02)
+    assert problems == {None}
 
 
 def test_pausing_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(

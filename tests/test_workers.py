@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from provisioner.hosts.loop import Loop
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.worker import LEAVING_SECONDS, Worker
 from provisioner.monitor.metrics import Metrics
+from provisioner.monitor.status import Result
 from provisioner.shutdown import Shutdown
 from tests.test_registry import value
 
@@ -123,6 +125,99 @@ def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
 
     until(lambda: pool.waiting() == 0)
     assert pool.provisioned == ["n1", "n2"]
+
+
+class TestStuck:
+    """A host whose worker got stuck in its turn, and was replaced."""
+
+    @pytest.fixture
+    def release(self, pool: Pool) -> Callable[[Outcome | Exception], None]:
+        """Have the worker stuck with n1 and replaced; then lets its first thread go on to that end."""
+        entered, leave = threading.Event(), threading.Event()
+        ends: list[Outcome | Exception] = []
+
+        def hang(_host: Host) -> Outcome:
+            entered.set()
+            assert leave.wait(10)
+            if isinstance(ends[0], Exception):
+                raise ends[0]
+            return ends[0]
+
+        pool.provision = hang
+        pool.add("n1")
+        assert entered.wait(10)
+        stuck = pool.worker._thread
+        assert stuck
+        pool.provision = lambda _host: Outcome.UPGRADING
+        pool.worker.start()  # what the supervisor does then
+
+        def release(end: Outcome | Exception) -> None:
+            ends.append(end)
+            leave.set()
+            stuck.join(10)
+            assert not stuck.is_alive()
+
+        return release
+
+    def test_it_has_failed_is_told_of_and_let_go(
+        self, pool: Pool, release: Callable[[Outcome | Exception], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        until(lambda: pool.waiting() == 0)
+        (attempt,) = pool.history.recent()
+        assert (attempt.identity, attempt.outcome, attempt.reason) == ("n1", Result.FAILED, "its worker got stuck")
+        assert pool.worker.state().identity == ""
+        assert value(pool.metrics, "provision_errors") == 1
+        (told,) = caplog.get_records("setup")
+        assert told.getMessage().endswith(" s: its worker got stuck")
+        assert told.__dict__["identity"] == "n1"
+        release(Outcome.UPGRADING)
+
+    @pytest.mark.parametrize("error", [HostError("no reply"), SoftError("let go"), KeyError("a bug")])
+    def test_when_its_thread_goes_on_that_is_no_second_failure(
+        self,
+        pool: Pool,
+        release: Callable[[Outcome | Exception], None],
+        caplog: pytest.LogCaptureFixture,
+        error: Exception,
+    ) -> None:
+        caplog.set_level("INFO")
+        until(lambda: pool.waiting() == 0)
+        pool.add("n1")
+        until(lambda: value(pool.metrics, "upgrades") == 1)
+        release(error)
+
+        assert value(pool.metrics, "provision_errors") == 1
+        assert pool.history.troubled() == [], "it was mended meanwhile"
+        assert len(pool.history.recent()) == 2
+        assert "its worker is no longer stuck" in caplog.text
+
+    def test_when_its_thread_succeeds_in_the_end_that_counts(
+        self, pool: Pool, release: Callable[[Outcome | Exception], None]
+    ) -> None:
+        until(lambda: pool.history.troubled_count() == 1)
+        release(Outcome.PROVISIONED)
+
+        assert value(pool.metrics, "provisioned") == 1
+        assert pool.history.troubled() == []
+
+    def test_one_that_is_replaced_once_more_has_not_failed_once_more(
+        self, pool: Pool, release: Callable[[Outcome | Exception], None]
+    ) -> None:
+        pool.worker.start()
+        release(Outcome.UPGRADING)
+
+        assert [attempt.outcome for attempt in pool.history.recent()] == [Result.UPGRADING, Result.FAILED]
+
+
+def test_a_failure_by_a_bug_is_told_on_one_line_as_any_other(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    pool.provision = raising(KeyError("a bug"))
+    pool.add("n1")
+    until(lambda: pool.waiting() == 0)
+
+    (told,) = caplog.records
+    assert re.fullmatch(r"could not provision after \d+\.\d\d s: a bug", told.getMessage())
+    assert told.exc_info
+    assert pool.history.troubled()[0].reason == "a bug: KeyError"
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ class Scheduler:
                 self._protocol,
                 target_agent=PROVISIONING_AGENT,
                 first_reply=self._first_reply,
-                interrupted=self._inert,
+                interrupted=self._interrupted,
             )
         except ProvisionerError as error:
             self._metrics.discovery_errors.inc()
@@ -276,6 +276,12 @@ class Scheduler:
             )
             for host in self._registry.find(search)[:limit]
         ]
+
+    def _interrupted(self) -> bool:
+        """Asked often by a discovery, which may be configured to take long: that is a sign of life, too."""
+        self._turned = time.monotonic()
+        self._watchdog.feed()
+        return self._inert()
 
     def _inert(self) -> bool:
         return self._shutdown.requested or self._config.paused

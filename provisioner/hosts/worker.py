@@ -10,11 +10,11 @@ from provisioner.errors import DeferredError, HostError, SoftError
 from provisioner.host.host import Host
 from provisioner.host.provision import Outcome
 from provisioner.hosts.finisher import Finisher
-from provisioner.hosts.history import Attempt, History, Result, Trouble
+from provisioner.hosts.history import History
 from provisioner.hosts.loop import IDLE_SECONDS, Loop
 from provisioner.hosts.registry import Registry
 from provisioner.monitor.metrics import Metrics
-from provisioner.monitor.status import WorkerState, epoch
+from provisioner.monitor.status import Attempt, Result, Trouble, WorkerState, epoch
 from provisioner.shutdown import Shutdown
 
 LOG = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class Worker(Loop):
     def start(self) -> None:
         host = self.host
         if host is not None:  # in the hands of a thread that is stuck
-            self._record(host, Result.FAILED, self.since, reason="its worker got stuck")
+            self._give_up(host, self.since, HostError("its worker got stuck"))
+            self.host = None
             self._finisher.done(host, 0.0)
         super().start()
 
@@ -114,30 +115,36 @@ class Worker(Loop):
         try:
             outcome = self._provision(host)
         except HostError as error:
-            self._metrics.provision_errors.inc()
             self._give_up(host, started, error)
             return 0.0
-        except Exception as error:  # a bug must cost no more than this one host's turn
-            self._metrics.provision_errors.inc()
-            self._record(host, Result.FAILED, started, reason=f"a bug: {type(error).__name__}")
-            LOG.exception("could not provision: a bug", extra=extra)
+        except Exception as error:  # noqa: BLE001 - a bug must cost no more than this one host's turn
+            self._give_up(host, started, HostError("a bug"), bug=error)
             return 0.0
         self._counters[outcome].inc()
         self._record(host, _RESULTS[outcome], started)
         LOG.info("%s in %.2f s", outcome.value, time.monotonic() - started, extra=extra)
         return LEAVING_SECONDS if outcome.leaving else 0.0
 
-    def _give_up(self, host: Host, started: float, error: HostError) -> None:
+    def _give_up(self, host: Host, started: float, error: HostError, *, bug: Exception | None = None) -> None:
+        extra = {"identity": host.identity, "request_id": error.request_id}
+        if self.host is not host:
+            # a thread that was stuck: this has been counted and told, and the host may be in other hands by now
+            level, seconds = logging.ERROR if bug else logging.INFO, time.monotonic() - started
+            LOG.log(level, "its worker is no longer stuck, after %.2f s: %s", seconds, error, exc_info=bug, extra=extra)
+            return
+        self._metrics.provision_errors.inc()
         failed = not isinstance(error, SoftError)
         result = Result.FAILED if failed else Result.DEFERRED if isinstance(error, DeferredError) else Result.LEFT_ALONE
-        trouble = self._record(host, result, started, reason=str(error), hold=error.hold)
+        reason = f"{error}: {type(bug).__name__}" if bug else str(error)
+        trouble = self._record(host, result, started, reason=reason, hold=error.hold)
         LOG.log(
             logging.ERROR if failed else logging.INFO,
             "could not provision after %.2f s: %s%s",
             time.monotonic() - started,
             error,
             _outlook(trouble) if failed else "",
-            extra={"identity": host.identity, "request_id": error.request_id},
+            exc_info=bug,
+            extra=extra,
         )
 
     def _record(

@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,6 +26,11 @@ LOG = logging.getLogger(__name__)
 IO_TIMEOUT_SECONDS = 10.0
 #: Connections at a time; one more closes the oldest, which a scraper that keeps its time has long left.
 CONNECTIONS_LIMIT = 64
+#: Answers about the status at a time, from the look to the last byte: with 50,000 nodes in trouble one has 20 MB.
+STATUS_LIMIT = 4
+#: Clients at a time that are told it or wait for their turn, and how long one waits.
+STATUS_LINE_LIMIT = 16
+STATUS_WAIT_SECONDS = 10.0
 #: Pause after a connection that could not be accepted.
 ACCEPT_PAUSE_SECONDS = 0.1
 #: How often the serving thread looks whether to stop.
@@ -38,6 +43,8 @@ SEARCH_CHARACTERS = 255
 
 _Page: TypeAlias = tuple[HTTPStatus, str, bytes]
 _Query: TypeAlias = Mapping[str, list[str]]
+
+_STATUS_PATHS = ("/", "/status.json")
 
 _HTML = "text/html; charset=utf-8"
 _JSON = "application/json"
@@ -130,6 +137,8 @@ class _Server(HTTPServer):
 
     def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[_Query], _Page]]) -> None:
         self.pages = pages
+        self._status_line = threading.Semaphore(STATUS_LINE_LIMIT)
+        self._status_turns = threading.Semaphore(STATUS_LIMIT)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
         family, host = _family(address)
@@ -158,13 +167,28 @@ class _Server(HTTPServer):
         )
         with self._lock:
             if len(self._connections) >= CONNECTIONS_LIMIT:
-                _cut(next(iter(self._connections)))
+                self._cut_oldest()
             self._connections[request] = thread
         try:
             thread.start()
         except RuntimeError:  # the system has no thread left
             LOG.warning("the monitor port has no thread for a client")
             self._forget(request)
+
+    @contextlib.contextmanager
+    def status_turn(self) -> Iterator[bool]:
+        """Wait for the turn to be told the status; gives whether it came.
+
+        Few wait at a time: were there any number of threads that do, all of them would hold up metrics and health.
+        """
+        with contextlib.ExitStack() as stack:
+            came = False
+            if self._status_line.acquire(blocking=False):
+                stack.callback(self._status_line.release)
+                came = self._status_turns.acquire(timeout=STATUS_WAIT_SECONDS)
+                if came:
+                    stack.callback(self._status_turns.release)
+            yield came
 
     def server_close(self) -> None:
         super().server_close()
@@ -173,6 +197,12 @@ class _Server(HTTPServer):
         for connection, thread in connections.items():
             _cut(connection)
             thread.join(STOP_SECONDS)
+
+    def _cut_oldest(self) -> None:
+        oldest = next(iter(self._connections))
+        _cut(oldest)
+        # until its thread has ended it is the newest, so that one more connection does not cut the same once more
+        self._connections[oldest] = self._connections.pop(oldest)
 
     def _serve(self, request: socket.socket, client_address: Any) -> None:
         try:
@@ -204,11 +234,17 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, _PLAIN, b"bad request\n")
             return
-        answer = self.server.pages.get(url.path)
+        answer, query = self.server.pages.get(url.path), parse_qs(url.query, keep_blank_values=True)
         if answer is None:
             self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"not found\n")
+        elif url.path not in _STATUS_PATHS:
+            self._send(*answer(query))
         else:
-            self._send(*answer(parse_qs(url.query, keep_blank_values=True)))
+            with self.server.status_turn() as came:
+                if came:
+                    self._send(*answer(query))
+                else:  # the live page of a browser is to come back by itself
+                    self._send(HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, b"too many ask for the status\n", Refresh="5")
 
     do_HEAD = do_GET  # noqa: N815 - a name of the base class
 
@@ -217,6 +253,10 @@ class _Handler(BaseHTTPRequestHandler):
         if name.startswith("do_"):
             return self._refuse_method
         raise AttributeError(name)
+
+    def send_error(self, code: int, *_: object) -> None:
+        """Answer what is no request, without a word of what it was."""
+        self._send(HTTPStatus(code), _PLAIN, b"bad request\n")
 
     def _refuse_method(self) -> None:
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN, b"method not allowed\n", Allow="GET, HEAD")
