@@ -10,5 +10,10 @@ def printable(text: str | bytes) -> str:
     """A text without anything that could end the line, move the cursor or fill the log."""
     if isinstance(text, bytes):
         text = text[: 4 * SHOWN_CHARACTERS + 4].decode(errors="replace")
-    line = "".join(character if character.isprintable() else " " for character in text[: SHOWN_CHARACTERS + 1])
+    line = plain_line(text[: SHOWN_CHARACTERS + 1])
     return line if len(line) <= SHOWN_CHARACTERS else line[:SHOWN_CHARACTERS] + "..."
+
+
+def plain_line(text: str) -> str:
+    """The same for a text that is to be shown whole, however long."""
+    return "".join(character if character.isprintable() else " " for character in text)

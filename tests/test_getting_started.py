@@ -42,6 +42,13 @@ def test_the_provisioners_two_files_are_right(chapter: str, tmp_path: Path) -> N
     assert choria.warnings == ()
 
 
+def test_an_interactive_shell_takes_the_commands_for_what_they_are() -> None:
+    """One with a history replaces what follows a ``!``, unless it stands in single quotes."""
+    for block in PAGE.blocks:
+        if block.language == "sh":
+            assert not re.search(r"![^\s=(]", re.sub(r"'[^']*'", "", block.text)), block.text
+
+
 @pytest.mark.parametrize("chapter", NETWORKS)
 def test_the_broker_and_the_provisioner_agree(chapter: str, tmp_path: Path) -> None:
     conf = config.load(written(chapter, "provisioner.yaml", tmp_path))

@@ -47,6 +47,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "provisioner.pid"
 
 
+def test_a_named_pipe_in_its_place_is_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    assert pidfile.owner(path) is None
+
+
 def test_it_holds_the_number_of_the_process_while_it_runs(path: Path) -> None:
     with PidFile(path):
         assert path.read_text() == f"{os.getpid()}\n"

@@ -46,9 +46,9 @@ def connected(broker: NatsServer, make_connector: MakeConnector) -> Connector:
     return connector
 
 
-def ask(connector: Connector, *names: str, **options: Any) -> dict[str, Stats]:
+def ask(connector: Connector, *names: str) -> dict[str, Stats]:
     protocol = ProtocolV1(identity="prov.example.net", caller=CALLER, ttl=60)
-    return survey.survey(connector, protocol, names or NAMES, target_agent="choria_provision", **options)
+    return survey.survey(connector, protocol, names or NAMES, target_agent="choria_provision")
 
 
 @pytest.fixture
@@ -104,9 +104,21 @@ def test_only_servers_with_the_agent_are_asked(connected: Connector, answering: 
         sealed(text="pong"),
         sealed(text=body(data=[])),
         sealed("stranger.example.net"),
+        lambda request: [
+            payload.replace(b'"mc_sender":"n1.', b'"mc_sender":"n2.') for payload in sealed(NAMES[0])(request)
+        ],
         lambda _: [b"null"],
     ],
-    ids=["another request", "another agent", "a refusal", "no JSON", "no data", "a stranger", "no envelope"],
+    ids=[
+        "another request",
+        "another agent",
+        "a refusal",
+        "no JSON",
+        "no data",
+        "a stranger",
+        "two senders",
+        "no envelope",
+    ],
 )
 def test_what_is_no_answer_hides_none(connected: Connector, answering: Any, forgery: Answer) -> None:
     answering(forgery, sealed(text=body(GOOD | {"version": "9"})), sealed(), forgery)
@@ -119,8 +131,11 @@ def test_a_server_that_says_nothing_of_use_has_answered(connected: Connector, an
     assert ask(connected, NAMES[0]) == {NAMES[0]: Stats("", None)}
 
 
-def test_it_ends_when_it_is_not_wanted_any_more(connected: Connector) -> None:
-    assert ask(connected, interrupted=lambda: True) == {}
+def test_it_ends_when_no_more_answers_come(connected: Connector, answering: Any) -> None:
+    answering(sealed())
+    before = time.monotonic()
+    assert ask(connected) == {NAMES[0]: Stats("0.30.0", 1700000000.0)}
+    assert survey.SLIDE_SECONDS <= time.monotonic() - before < survey.LIMIT_SECONDS
 
 
 def test_nobody_is_asked_for(connected: Connector) -> None:

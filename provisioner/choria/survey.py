@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import attrs
 
@@ -18,8 +18,6 @@ FIRST_REPLY_SECONDS = 4.0
 SLIDE_SECONDS = 1.0
 #: It never takes longer than this.
 LIMIT_SECONDS = 20.0
-#: How often a wait looks whether the survey is still wanted.
-CHECK_SECONDS = 0.1
 
 AGENT, ACTION = "rpcutil", "daemon_stats"
 
@@ -37,17 +35,11 @@ class Stats:
 
 
 def survey(
-    connector: Connector,
-    protocol: Protocol,
-    identities: Collection[str],
-    *,
-    target_agent: str,
-    interrupted: Callable[[], bool] = lambda: False,
+    connector: Connector, protocol: Protocol, identities: Collection[str], *, target_agent: str
 ) -> dict[str, Stats]:
     """Ask all servers that run `target_agent`, and collect what some of them say, until the last of these has answered.
 
     :param identities: of those whose answers are wanted; those that do not answer in time are missing in the result
-    :param interrupted: asked often; true ends it with what there is
     :raises ConnectorError: when there is no connection, or it is lost
     """
     missing, found = set(identities), dict[str, Stats]()
@@ -64,10 +56,12 @@ def survey(
         connector.publish(f"{COLLECTIVE}.broadcast.agent.{AGENT}", payload=payload)
         limit = time.monotonic() + LIMIT_SECONDS
         end = time.monotonic() + FIRST_REPLY_SECONDS
-        while missing and not interrupted():
+        while missing:
             try:
-                message = replies.get(min(CHECK_SECONDS, max(0.0, end - time.monotonic())))
-            except (RequestTimeoutError, NoRespondersError):
+                message = replies.get(max(0.0, end - time.monotonic()))
+            except RequestTimeoutError:
+                break
+            except NoRespondersError:  # said to requests with a reply subject only: it is somebody's forgery
                 if time.monotonic() >= end:
                     break
                 continue

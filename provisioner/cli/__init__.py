@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
 
 import click
 
@@ -47,6 +50,15 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # what servers are called must not end a command on a terminal that knows few characters
             stream.reconfigure(errors="backslashreplace")
+    sys.excepthook = _tell_uncaught
+
+
+def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """One line, until a command has set up its log: a defect, or an output that takes nothing any more."""
+    *_, (frame, line) = traceback.walk_tb(trace)
+    # the text of others may hold anything
+    text = f": {error.strerror}" if isinstance(error, OSError) else ", which is a defect"
+    click.echo(f"{kind.__name__}{text} ({Path(frame.f_code.co_filename).name}:{line})", err=True)
 
 
 for command in (run, check, discover, helper_command, provision, demo):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import shutil
 import time
 from pathlib import Path
@@ -15,13 +15,13 @@ from provisioner.choria.settings import Settings
 from provisioner.cli import daemon, sample_input
 from provisioner.cli.assembly import Area, Reading, watched
 from provisioner.cli.findings import Report
-from provisioner.cli.helper_view import verdict
+from provisioner.cli.helper_view import View
 from provisioner.cli.options import PID_FILE
 from provisioner.config import Config
 from provisioner.errors import ProvisionerError
 from provisioner.host import answer, helper
 from provisioner.host.helper import ExitError
-from provisioner.host.provision import check
+from provisioner.host.provision import check, secrets
 from provisioner.monitor.http import MonitorServer
 
 #: Exit codes of a shell that could not run what it was to run.
@@ -105,8 +105,8 @@ def user(report: Report) -> None:
     """Who has looked at all that: another user may not be able to."""
     with report.part("user"):
         try:
-            name = getpass.getuser()
-        except (OSError, KeyError):
+            name = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
             name = "without a name"
         report.ok("user", f"checked as user {name} ({os.geteuid()}); the daemon should run as the same")
 
@@ -131,15 +131,18 @@ def helper_program(report: Report, conf: Config, *, run: bool) -> None:
 
 def _run_helper(report: Report, conf: Config) -> None:
     facts = sample_input.facts(conf.features)
+    hidden = secrets(conf, facts)
     started = time.monotonic()
     output = helper.run(
-        conf.helper, facts.document(), timeout=conf.helper_timeout, cancelled=lambda: False, secrets={conf.token}
+        conf.helper, facts.document(), timeout=conf.helper_timeout, cancelled=lambda: False, secrets=hidden
     )
     seconds = time.monotonic() - started
     wanted = answer.parse(output.stdout)
     for line in check(facts, wanted, upgrades=conf.features.upgrades):
         report.warning("helper", line)
-    report.ok("helper", f"{conf.helper[0]}: answered the sample input in {seconds:.2f} s: {verdict(wanted)}")
+    report.ok(
+        "helper", f"{conf.helper[0]}: answered the sample input in {seconds:.2f} s: {View(hidden).verdict(wanted)}"
+    )
 
 
 def surroundings(report: Report, conf: Config, pid_file: Path | None) -> None:

@@ -7,19 +7,16 @@ import functools
 import statistics
 from collections.abc import Sequence
 
-from provisioner.choria import discovery
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
 from provisioner.choria.election import BUCKET, ElectionError, Key
-from provisioner.cli import rivals
+from provisioner.cli import rivals, waiting
 from provisioner.cli.assembly import Setup, connected
 from provisioner.cli.findings import Report
-from provisioner.hosts.scheduler import PROVISIONING_AGENT
+from provisioner.cli.waiting import CLOCK_TOLERANCE_SECONDS
 from provisioner.monitor.metrics import Metrics
 
-#: A difference between two clocks that is worth a warning: a broker takes no token that is a second early.
-TOLERANCE_SECONDS = 3.0
 #: How many servers with a wrong clock are named.
 SERVERS_NAMED = 5
 
@@ -45,8 +42,11 @@ def network(report: Report, setup: Setup) -> None:
 
 def _connect(report: Report, setup: Setup, stack: contextlib.ExitStack) -> list[Connector]:
     """Connections to those brokers that take us; each is tried."""
-    connectors = []
-    for broker in setup.brokers()():
+    connectors: list[Connector] = []
+    brokers: Sequence[Broker] = ()
+    with report.part("broker"):
+        brokers = setup.brokers()()
+    for broker in brokers:
         with report.part("broker"):
             connector = setup.connector(Metrics(""), functools.partial(_only, broker))
             stack.enter_context(connected(connector))
@@ -70,21 +70,14 @@ def _election(report: Report, setup: Setup, connector: Connector) -> None:
 
 
 def _servers(report: Report, setup: Setup, connector: Connector) -> list[Sighting]:
-    sightings = discovery.discover(
-        connector,
-        setup.network.protocol,
-        target_agent=PROVISIONING_AGENT,
-        first_reply=setup.choria.discovery_timeout,
-        interrupted=lambda: False,
-    )
+    sightings = waiting.sightings(setup, connector)
     refused = sum(setup.config.reason_refused(sighting.identity) is not None for sighting in sightings)
     if refused:
         report.ok("servers", f"{len(sightings)} want to be provisioned, {refused} of them refused by allow and deny")
     elif sightings:
-        report.ok("servers", f"{len(sightings)} want to be provisioned")
+        report.ok("servers", f"{len(sightings)} want{'s' * (len(sightings) == 1)} to be provisioned")
     else:
-        ttl = setup.choria.ttl
-        report.ok("servers", f"none wants to be provisioned (one whose clock is off by {ttl} s would not answer)")
+        report.ok("servers", f"none wants to be provisioned ({waiting.caution(setup)})")
     return sightings
 
 
@@ -94,10 +87,10 @@ def _clocks(report: Report, setup: Setup, connector: Connector, sightings: Seque
     except ElectionError:  # which is no error where there is no election
         ahead = None
     if ahead is not None:
-        tell = report.ok if abs(ahead) <= TOLERANCE_SECONDS else report.warning
+        tell = report.ok if abs(ahead) <= CLOCK_TOLERANCE_SECONDS else report.warning
         tell("clock", f"that of the broker is {_difference(ahead, 0.1)}")
     told = {sighting.identity: sighting.ahead for sighting in sightings if sighting.ahead is not None}
-    wrong = sorted(identity for identity, ahead in told.items() if abs(ahead) > TOLERANCE_SECONDS)
+    wrong = sorted(identity for identity, ahead in told.items() if abs(ahead) > CLOCK_TOLERANCE_SECONDS)
     if wrong:
         named = ", ".join(f"{identity} ({told[identity]:+.0f} s)" for identity in wrong[:SERVERS_NAMED])
         more = f" and {len(wrong) - SERVERS_NAMED} more" if len(wrong) > SERVERS_NAMED else ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ from provisioner.choria.layers import LAST_SECOND
 from provisioner.config import Config
 from provisioner.text import printable
 
-#: How long the monitor port may take to answer.
+#: How long the monitor port may be silent.
 ANSWER_SECONDS = 3.0
+#: How long all of its answer may take; what else listens there may never come to an end.
+LIMIT_SECONDS = 10.0
 #: More than this is not read of an answer; the troubles of a whole fleet are some megabytes.
 ANSWER_BYTES = 64 * 1024 * 1024
 
@@ -54,14 +59,12 @@ def monitor(conf: Config) -> Monitor | None:
     """Who listens on the monitor port; None when nobody does, or none is configured."""
     if not conf.monitor_port:
         return None
-    try:
-        page = _get(conf, "/metrics")
-    except ConnectionRefusedError:
+    page = _get(conf, "/metrics")
+    if page is None:
         return None
-    except (OSError, http.client.HTTPException):
-        return Monitor(_where(conf), provisioner=False)
     found = _PAUSED.search(page)
-    return Monitor(_where(conf), provisioner=found is not None, paused=found is not None and found[1] == b"1")
+    where = f"port {conf.monitor_port} of {conf.monitor_address or 'this machine'}"
+    return Monitor(where, provisioner=found is not None, paused=found is not None and found[1] == b"1")
 
 
 @attrs.frozen
@@ -82,8 +85,8 @@ def troubles(conf: Config) -> dict[str, Trouble]:
     if not conf.monitor_port:
         return {}
     try:
-        document = json.loads(_get(conf, "/status.json"))
-    except (OSError, http.client.HTTPException, ValueError, RecursionError):
+        document = json.loads(_get(conf, "/status.json") or b"null")
+    except (ValueError, RecursionError):
         return {}
     entries = document.get("troubled") if isinstance(document, dict) else None
     found = (_trouble(entry) for entry in (entries if isinstance(entries, list) else ()))
@@ -102,17 +105,28 @@ def _trouble(entry: Any) -> tuple[str, Trouble] | None:
     return identity, Trouble(failures, printable(reason), next_try)
 
 
-def _where(conf: Config) -> str:
-    return f"port {conf.monitor_port} of {conf.monitor_address or 'this machine'}"
-
-
-def _get(conf: Config, path: str) -> bytes:
+def _get(conf: Config, path: str) -> bytes | None:
+    """What the monitor port serves; empty when that is nothing of use, None when nobody takes the connection."""
     connection = http.client.HTTPConnection(
         conf.monitor_address or "localhost", conf.monitor_port, timeout=ANSWER_SECONDS
     )
     try:
+        connection.connect()
+    except (OSError, UnicodeError):  # UnicodeError: an address that cannot be a host name
+        return None
+    limit = threading.Timer(LIMIT_SECONDS, _shut_down, (connection.sock,))
+    limit.start()
+    try:
         connection.request("GET", path)
         response = connection.getresponse()
         return response.read(ANSWER_BYTES) if response.status == http.HTTPStatus.OK else b""
+    except (OSError, http.client.HTTPException):
+        return b""
     finally:
+        limit.cancel()
         connection.close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -27,6 +27,7 @@ from provisioner.cli.demo_progress import (
     display,
     summary,
 )
+from provisioner.cli.options import EXIT_FAILURE, EXIT_OK
 from provisioner.errors import ProvisionerError
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
@@ -62,8 +63,6 @@ WORKERS = 8
 
 ROLES = ("app", "db", "web")
 
-EXIT_OK = 0
-EXIT_FAILURE = 1
 #: What the number of the signal is added to.
 EXIT_SIGNAL = 128
 

@@ -10,21 +10,18 @@ from pathlib import Path
 import attrs
 import click
 
-from provisioner.choria import discovery
 from provisioner.choria.connector import Connector
 from provisioner.choria.credentials import date
 from provisioner.choria.discovery import Sighting
 from provisioner.choria.survey import Stats, survey
-from provisioner.cli import assembly, daemon, options
+from provisioner.cli import assembly, daemon, options, waiting
 from provisioner.cli.assembly import Setup
 from provisioner.cli.daemon import Trouble
+from provisioner.cli.waiting import CLOCK_TOLERANCE_SECONDS
 from provisioner.durations import span
 from provisioner.hosts.scheduler import PROVISIONING_AGENT
 from provisioner.monitor.metrics import Metrics
 from provisioner.text import printable
-
-#: A difference between a server's clock and ours that is worth telling.
-CLOCK_TOLERANCE_SECONDS = 3.0
 
 
 @attrs.frozen(kw_only=True)
@@ -113,15 +110,9 @@ def discover(config_file: Path, choria_file: Path | None, as_json: bool, debug: 
 
 
 def _discover(setup: Setup, connector: Connector) -> list[_Server]:
-    protocol = setup.network.protocol
-    sightings = discovery.discover(
-        connector,
-        protocol,
-        target_agent=PROVISIONING_AGENT,
-        first_reply=setup.choria.discovery_timeout,
-        interrupted=lambda: False,
-    )
-    stats = survey(connector, protocol, [each.identity for each in sightings], target_agent=PROVISIONING_AGENT)
+    sightings = waiting.sightings(setup, connector)
+    identities = [each.identity for each in sightings]
+    stats = survey(connector, setup.network.protocol, identities, target_agent=PROVISIONING_AGENT)
     troubles = daemon.troubles(setup.config)
     return [
         _Server(
@@ -152,7 +143,7 @@ def _row(server: _Server) -> tuple[str, str, str, str]:
 
 def _summary(setup: Setup, servers: list[_Server]) -> str:
     if not servers:
-        return f"no server wants to be provisioned (one whose clock is off by {setup.choria.ttl} s would not answer)"
+        return f"no server wants to be provisioned ({waiting.caution(setup)})"
     silent = sum(server.stats is None for server in servers)
     note = f"; {silent} of them did not say more in time" if silent else ""
     return f"{len(servers)} {'server wants' if len(servers) == 1 else 'servers want'} to be provisioned{note}"

@@ -13,6 +13,7 @@ import attrs
 
 from provisioner.choria.connector import Connector
 from provisioner.errors import ConfigurationError, ProvisionerError
+from provisioner.text import plain_line
 
 
 class Level(enum.StrEnum):
@@ -77,6 +78,8 @@ class Report:
                 self.error(subject, problem)
         except ProvisionerError as error:
             self.error(subject, str(error))
+        except OSError as error:  # a file that may not be looked at, say
+            self.error(subject, ": ".join(str(part) for part in (error.filename, error.strerror) if part))
         except Exception as error:  # noqa: BLE001 - a defect in one check must not hide what the others find
             # its text may hold anything
             self.error(subject, f"could not be checked, for a defect of this program: {type(error).__name__}")
@@ -105,8 +108,7 @@ class Report:
         logging.getLogger(Connector.__module__).setLevel(logging.NOTSET)
 
     def _add(self, level: Level, subject: str, text: str) -> None:
-        line = "".join(character if character.isprintable() else " " for character in text)
-        finding = Finding(level, subject, line)
+        finding = Finding(level, subject, plain_line(text))
         self.findings.append(finding)
         self.show(finding)
 

@@ -146,7 +146,7 @@ def _show(run: _Run) -> None:
     :raises ProvisionerError: the daemon would not act on its answer
     """
     conf, facts = run.config, run.facts
-    secrets = {conf.token, conf.broker_provisioning_password, facts.secret}
+    secrets = provision.secrets(conf, facts)
     view = View(secrets)
     _section("input", view.facts(facts))
     started = time.monotonic()

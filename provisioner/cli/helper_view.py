@@ -16,17 +16,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from provisioner.choria.credentials import date
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts
-from provisioner.text import printable
+from provisioner.host.provision import MASK, masked
+from provisioner.text import plain_line
 
-#: What a secret is shown as.
-MASK = "***"
 #: Longest value that is shown.
 VALUE_CHARACTERS = 200
 
 _SECRET_NAME = re.compile(r"pass|secret", re.IGNORECASE)
 _SECRET_OR_FILE_NAME = re.compile(r"token|credential|seed|key", re.IGNORECASE)
 _FILE = re.compile(r"(~|\.{0,2}|[A-Za-z]:)[/\\]\S*")
-_JWT = re.compile(r"eyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
+# begins where a word does: else a megabyte of beginnings would take hours
+_JWT = re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 
@@ -78,6 +78,17 @@ class View:
             sizes = ((self.text(file), f"{len(text.splitlines())} lines") for file, text in sorted(policies.items()))
             yield from self._group(name, sizes)
 
+    def verdict(self, wanted: Answer) -> str:
+        """What the helper's answer comes down to."""
+        if wanted.defer:
+            return f"defer: {self.text(wanted.msg)}"
+        if wanted.shutdown:
+            return f"shut down: {self.text(wanted.msg)}"
+        settings = f"{len(wanted.configuration)} settings"
+        more = [name for name in ("certificate", "key", "action_policies", "opa_policies") if getattr(wanted, name)]
+        upgrade = f"upgrade to {self.text(wanted.upgrade)}, " if wanted.upgrade else ""
+        return f"{upgrade}configure with {', '.join((settings, *(name.replace('_', ' ') for name in more)))}"
+
     def sent(self, inputs: Mapping[str, Any]) -> Iterator[str]:
         """What `configure` would be sent."""
         settings = _decoded(inputs["config"])
@@ -100,10 +111,7 @@ class View:
 
     def text(self, text: str) -> str:
         """A text on one line, without the secrets that are known, and of a bearable length."""
-        for secret in sorted(filter(None, self.secrets), key=len, reverse=True):
-            text = text.replace(secret, MASK)
-        text = _URL_LOGIN.sub(MASK, _JWT.sub(MASK, text))
-        line = "".join(character if character.isprintable() else " " for character in text)
+        line = plain_line(_URL_LOGIN.sub(MASK, _JWT.sub(MASK, masked(text, self.secrets))))
         return line if len(line) <= VALUE_CHARACTERS else f"{line[:VALUE_CHARACTERS]}..."
 
     def setting(self, name: str, value: str) -> str:
@@ -129,18 +137,6 @@ class View:
         width = max(len(name) for name, _ in lines)
         for name, value in lines:
             yield f"    {name:<{width}}  {value}"
-
-
-def verdict(wanted: Answer) -> str:
-    """What a helper's answer comes down to."""
-    if wanted.defer:
-        return f"defer: {printable(wanted.msg)}"
-    if wanted.shutdown:
-        return f"shut down: {printable(wanted.msg)}"
-    settings = f"{len(wanted.configuration)} settings"
-    more = [name for name in ("certificate", "key", "action_policies", "opa_policies") if getattr(wanted, name)]
-    upgrade = f"upgrade to {printable(wanted.upgrade)}, " if wanted.upgrade else ""
-    return f"{upgrade}configure with {', '.join((settings, *(name.replace('_', ' ') for name in more)))}"
 
 
 def certificate_problems(wanted: Answer, facts: Facts) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,16 +14,16 @@ import click
 
 from provisioner.cli import assembly, options, rivals
 from provisioner.cli.assembly import Setup
-from provisioner.cli.helper_view import verdict
+from provisioner.cli.helper_view import View
 from provisioner.errors import HostError, ProvisionerError
 from provisioner.host.host import Host
-from provisioner.host.provision import HELPER, Outcome, Provisioner
+from provisioner.host.provision import HELPER, Outcome, Provisioner, secrets
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
-from provisioner.text import printable
+from provisioner.text import plain_line, printable
 
-#: Where the steps are logged.
-_STEPS = Host.__module__.rpartition(".")[0]
+#: What the steps log to.
+_STEPS = logging.getLogger(Host.__module__.rpartition(".")[0])
 
 _NEXT = {
     Outcome.PROVISIONED: ": it restarts within seconds, and leaves this network",
@@ -56,8 +57,9 @@ def provision(
     """
     options.check_identity(identity)
     with options.failures():
+        options.log_to_terminal(debug=debug)
         setup = assembly.load(config_file, choria_file)
-        with _Narrator(debug=debug) as narrator:
+        with _Narrator() as narrator:
             try:
                 _provision(setup, identity, narrator, None if force else pid_file or options.PID_FILE)
             except HostError as error:
@@ -80,8 +82,7 @@ def _provision(setup: Setup, identity: str, narrator: _Narrator, pid_file: Path 
                 raise ProvisionerError(f"{identity} is not to be provisioned here: {reason} (--force does it anyway)")
             rivals.check(setup, connector, pid_file)
             narrator.tell(rivals.looked_at(setup, pid_file))
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, lambda *_: _interrupt(shutdown))
+        _heed_signals(shutdown)
         _take_through(provisioner, Host(identity, on_step=narrator.tell), narrator)
 
 
@@ -92,42 +93,57 @@ def _take_through(provisioner: Provisioner, host: Host, narrator: _Narrator) -> 
     narrator.tell(f"  it runs version {printable(facts.inventory.version) or '?'}")
     host.at(HELPER)
     wanted = provisioner.ask_helper(facts)
-    narrator.tell(f"  the helper says: {verdict(wanted)}")
+    said = View(secrets(provisioner.config, facts)).verdict(wanted)
+    narrator.tell(f"  the helper says: {said}")
     outcome = provisioner.apply(node, facts, wanted)
     narrator.tell(f"{outcome.value}{_NEXT[outcome]}")
 
 
-def _interrupt(shutdown: Shutdown) -> None:
+def _heed_signals(shutdown: Shutdown) -> None:
+    """From here on one signal does not leave the server half-way, nor does a terminal that goes away."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as with nohup
+            signal.signal(signum, lambda signum, _: _interrupt(shutdown, signum))
+
+
+def _interrupt(shutdown: Shutdown, signum: int) -> None:
     if not shutdown.requested:
-        # the stream of Python may be in the middle of a line
-        os.write(2, b"interrupted: what is under way is finished, within the grace time; a second signal drops it\n")
-    shutdown.request()
+        shutdown.request()
+        _tell_at_once(b"interrupted: what is under way is finished, within the grace time; a second signal drops it\n")
+    elif signum != signal.SIGHUP:  # both the kernel and the shell send one when a terminal goes away
+        shutdown.request()
+
+
+def _tell_at_once(line: bytes) -> None:
+    """Safe in a signal handler: the stream of Python may be in the middle of a line, and the terminal may be gone."""
+    if sys.__stderr__ is not None:
+        with contextlib.suppress(OSError):
+            os.write(2, line)
 
 
 class _Narrator(logging.Handler):
-    """Tells what happens and when; in a ``with`` block what is logged, too.
+    """Tells what happens and when; in a ``with`` block what the steps log, too, instead of the log."""
 
-    :param debug: tell what all parts log, not only the steps
-    """
-
-    def __init__(self, *, debug: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._debug = debug
         self._started = time.monotonic()
 
     def __enter__(self) -> _Narrator:
-        logging.getLogger().addHandler(self)
+        _STEPS.addHandler(self)
+        _STEPS.propagate = False
         # the tries that fail, and what the helper has to say
-        logging.getLogger("" if self._debug else _STEPS).setLevel(logging.DEBUG)
+        _STEPS.setLevel(logging.DEBUG)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger().removeHandler(self)
+        _STEPS.removeHandler(self)
+        _STEPS.propagate = True
 
     def tell(self, line: str) -> None:
         """One line, with the time since the beginning."""
-        shown = "".join(character if character.isprintable() else " " for character in line)
-        click.echo(f"{time.monotonic() - self._started:7.2f} s  {shown}")
+        # no server is to be left half-way because nobody reads this any more
+        with contextlib.suppress(OSError):
+            click.echo(f"{time.monotonic() - self._started:7.2f} s  {plain_line(line)}")
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "

@@ -35,7 +35,7 @@ def facts(features: Features) -> Facts:
 def _claims() -> dict[str, object]:
     now = int(time.time())
     return {
-        "cht": "sample",
+        "cht": "a-made-up-token",
         "chs": True,
         "chu": "broker.example.net:4222",
         "chpd": True,

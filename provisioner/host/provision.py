@@ -6,6 +6,7 @@ import enum
 import json
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -29,6 +30,8 @@ LOG = logging.getLogger(__name__)
 
 #: The step that is no request to the server.
 HELPER = "helper"
+#: What a secret is shown as.
+MASK = "***"
 #: A host that waited for a worker for more than this many discovery intervals is left to be sighted again.
 STALE_INTERVALS = 2
 
@@ -116,6 +119,7 @@ class Provisioner:
 
         :raises HostError: when it fails, or what it says cannot be understood
         """
+        hidden = secrets(self.config, facts)
         try:
             with self.metrics.helper_time.time():
                 output = helper.run(
@@ -123,14 +127,15 @@ class Provisioner:
                     facts.document(),
                     timeout=self.config.helper_timeout,
                     cancelled=lambda: self.shutdown.expired,
-                    secrets={self.config.token, facts.secret},
+                    secrets=hidden,
                 )
             if output.stderr:
                 LOG.debug("helper: %s", output.stderr, extra={"identity": facts.identity})
-            return answer.parse(output.stdout)
+            wanted = answer.parse(output.stdout)
         except (HelperError, AnswerError):
             self.metrics.helper_errors.inc()
             raise
+        return attrs.evolve(wanted, msg=masked(wanted.msg, hidden))
 
     def apply(self, node: Node, facts: Facts, wanted: Answer) -> Outcome:
         """Do to a server what the helper wants.
@@ -190,6 +195,20 @@ class Provisioner:
             raise
         self._attempts.add(facts.identity, target)
         return True
+
+
+def secrets(conf: Config, facts: Facts) -> set[str]:
+    """What must be masked in all that a helper says for people: it may quote whatever it knows."""
+    texts = (conf.token, conf.broker_provisioning_password, facts.secret)
+    # half of a surrogate pair in a token is no text, and cannot come out of a helper
+    return {text.encode(errors="replace").decode() for text in texts}
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """A text without the secrets that stand in it."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
 
 
 def check(facts: Facts, wanted: Answer, *, upgrades: bool) -> list[str]:

@@ -72,7 +72,7 @@ def _process_as_it_was() -> Iterator[None]:
     ]
     loggers = [logging.getLogger(name) for name in ("", Connector.__module__, Host.__module__.rpartition(".")[0])]
     levels = [logger.level for logger in loggers]
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for module, name, hook in hooks:
         setattr(module, name, hook)

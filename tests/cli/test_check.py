@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import pwd
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from provisioner.choria import brokers
 from provisioner.host import helper
 from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
@@ -24,6 +29,7 @@ from tests.conftest import PATIENCE_SECONDS
 from tests.networks import Member
 from tests.streams import PASSWORD, SERVERS_LOGIN, Streams
 
+DRIP_SECONDS = 40.0
 GOOD_ANSWER = {"configuration": {"plugin.choria.server.provision": "false"}}
 
 
@@ -45,7 +51,8 @@ def test_all_is_well_on_a_good_network(kind: str, enter: Enter, run: Run) -> Non
 
     assert (done.code, lines(done, "error"), lines(done, "warning")) == (0, [], [])
     assert the_line(done, "ok", "servers") == "2 want to be provisioned"
-    assert the_line(done, "ok", "broker").startswith(f"connected to {place.broker.url} ")
+    encrypted = "in clear text" if kind == "insecure" else "with TLS"
+    assert the_line(done, "ok", "broker").startswith(f"connected to {place.broker.url} {encrypted}, ")
     assert "answered the sample input" in the_line(done, "ok", "helper")
     assert done.out.endswith("\n0 errors, 0 warnings\n")
     for secret in (place.network.token, place.network.provisioner.get("broker_provisioning_password")):
@@ -125,6 +132,10 @@ class TestHelper:
         assert "no such node; token ***" in the_line(done, "warning", "helper")
         assert insecure.network.token not in done.out
 
+    def test_its_answer_is_told_without_secrets(self, insecure: Place, run: Run) -> None:
+        insecure.answer(defer=True, msg=f"not with {insecure.network.token}")
+        assert the_line(run("check", *insecure.files), "ok", "helper").endswith(": defer: not with ***")
+
     def test_a_deferral_is_fine(self, insecure: Place, run: Run) -> None:
         insecure.answer(defer=True, msg="not known\x1b[2J")
         done = run("check", *insecure.files)
@@ -198,6 +209,7 @@ class TestCredentials:
         assert done.code == 0
         assert "the token of provisioner_signer fits its seed; it permits: provisioner, streams_user" in done.out
         assert "brokers are not verified" in the_line(done, "warning", "credentials")
+        assert the_line(done, "warning", "provisioner.yaml").startswith("features.jwt: is off, ")
 
     def test_a_token_that_may_not_provision_is_an_error(self, run: Run, files: tuple[Path, Path]) -> None:
         done = self.check(run, files, permissions={"org_admin": True})
@@ -217,6 +229,12 @@ class TestCredentials:
     def test_an_organization_is_needed(self, run: Run, files: tuple[Path, Path]) -> None:
         done = self.check(run, files, ou=None)
         assert any("claim ou" in line for line in lines(done, "warning"))
+
+
+def test_an_empty_token_is_warned_of(insecure: Place, run: Run) -> None:
+    insecure.answer(**GOOD_ANSWER)
+    insecure.settings["token"] = ""
+    assert the_line(run("check", *insecure.files), "warning", "provisioner.yaml").startswith("token: is empty")
 
 
 def test_files_that_are_open_to_others_are_warned_of(insecure: Place, run: Run) -> None:
@@ -252,6 +270,44 @@ def test_a_daemon_that_runs_is_recognised(insecure: Place, run: Run, tmp_path: P
     assert the_line(done, "ok", "pid file") == f"a daemon runs: process 123 holds {pid_file}"
 
 
+def test_what_listens_there_may_answer_for_ever(insecure: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.cli.daemon.LIMIT_SECONDS", 0.5)
+    insecure.answer(**GOOD_ANSWER)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_drip, args=(listening,))
+        thread.start()
+        insecure.settings |= {"monitor_address": "127.0.0.1", "monitor_port": listening.getsockname()[1]}
+        before = time.monotonic()
+        done = run("check", *insecure.files)
+        assert time.monotonic() - before < DRIP_SECONDS / 2
+        thread.join()
+    assert the_line(done, "error", "monitor_port").endswith("is in use, by something that is no provisioner")
+
+
+def _drip(listening: socket.socket) -> None:
+    connection, _ = listening.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        end = time.monotonic() + DRIP_SECONDS
+        while time.monotonic() < end:
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+
+def test_an_address_that_is_not_ours_is_no_port_in_use(insecure: Place, run: Run) -> None:
+    insecure.answer(**GOOD_ANSWER)
+    insecure.settings |= {"monitor_address": "nowhere.invalid", "monitor_port": 8080}
+    done = run("check", *insecure.files)
+    assert done.code == 1
+    assert the_line(done, "error", "monitor_port").startswith("monitor_port, monitor_address: cannot listen on ")
+
+
+def test_a_file_that_cannot_be_looked_at_is_no_defect(insecure: Place, run: Run) -> None:
+    insecure.answer(**GOOD_ANSWER)
+    insecure.settings["logfile"] = f"/{'x' * 300}"
+    assert the_line(run("check", *insecure.files), "error", "logfile") == f"/{'x' * 300}: File name too long"
+
+
 def test_a_port_that_is_free_is_free_afterwards(insecure: Place, run: Run) -> None:
     insecure.answer(**GOOD_ANSWER)
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -274,7 +330,21 @@ class TestBroker:
         assert done.code == 1
         assert the_line(done, "error", "broker").startswith("nats://127.0.0.1:1: ")
         assert insecure.broker.url in the_line(done, "ok", "broker")
-        assert the_line(done, "ok", "servers") == "1 want to be provisioned"
+        assert the_line(done, "ok", "servers") == "1 wants to be provisioned"
+
+    def test_that_none_is_configured_or_found_is_said_of_the_broker(
+        self, insecure: Place, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("provisioner.choria.brokers.LAST_RESORT", brokers.parse(insecure.broker.url))
+        monkeypatch.setattr("provisioner.choria.brokers.BrokerList._look_up", lambda _self, _record: ())
+        insecure.answer(**GOOD_ANSWER)
+        insecure.client |= {"plugin.choria.use_srv": "true", "plugin.choria.srv_domain": "example.net"}
+        files = insecure.files
+        client = insecure.network.directory / "choria.cfg"
+        client.write_text(client.read_text().replace("plugin.choria.middleware_hosts", "#"))
+        done = run("check", *files, "--connect")
+
+        assert the_line(done, "warning", "broker").startswith("No broker found in DNS, using ")
 
     def test_a_password_that_is_wrong_is_named(self, enter: Enter, run: Run) -> None:
         place = enter("org")
@@ -311,7 +381,7 @@ class TestBroker:
         insecure.fleet(insecure.server("n1.example.net"), noise=True)
         done = run("check", *insecure.files, "--connect")
 
-        assert the_line(done, "ok", "servers") == "1 want to be provisioned"
+        assert the_line(done, "ok", "servers") == "1 wants to be provisioned"
         assert any(line.startswith("servers: refused 1 discovery replies") for line in lines(done, "warning"))
         assert done.err == ""
 
@@ -360,19 +430,19 @@ class TestElection:
         assert broker.startswith("clock: that of the broker is within ")
         assert server.startswith("clock: that of a server is ")
 
+    @pytest.mark.parametrize(("wrong", "word"), [(-7, "ahead of"), (7, "behind")])
     def test_our_clock_is_wrong(
-        self, place: Place, streams: Streams, run: Run, monkeypatch: pytest.MonkeyPatch
+        self, place: Place, streams: Streams, run: Run, monkeypatch: pytest.MonkeyPatch, wrong: float, word: str
     ) -> None:
         monkeypatch.setattr("provisioner.cli.rivals.STILL_SECONDS", 0.0)
         monkeypatch.setattr("provisioner.choria.discovery.LIMIT_SECONDS", 0.3)
         streams.make_bucket()
         real = time.time
-        monkeypatch.setattr("provisioner.choria.election.time.time", lambda: real() - 7)
+        monkeypatch.setattr("provisioner.choria.election.time.time", lambda: real() + wrong)
         done = run("check", *place.files, "--connect")
 
         assert done.code == 0
-        assert the_line(done, "warning", "clock").startswith("that of the broker is 7.")
-        assert the_line(done, "warning", "clock").endswith(" s ahead of ours")
+        assert re.fullmatch(rf"that of the broker is [67]\.\d s {word} ours", the_line(done, "warning", "clock"))
 
 
 def test_a_defect_in_one_check_does_not_hide_what_the_others_find(
@@ -413,6 +483,19 @@ def test_a_reader_that_has_seen_enough_does_no_harm(insecure: Place) -> None:
         process.wait(PATIENCE_SECONDS)
 
 
-def test_the_user_is_told(insecure: Place, run: Run) -> None:
+def test_an_output_that_takes_nothing_is_told_in_a_line(insecure: Place) -> None:
     insecure.answer(**GOOD_ANSWER)
-    assert f"({os.geteuid()})" in the_line(run("check", *insecure.files), "ok", "user")
+    command = [sys.executable, "-m", "provisioner", "check", *map(str, insecure.files)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode != 0
+    assert re.fullmatch(r"OSError: No space left on device \(\S+\)\n", done.stderr)
+
+
+def test_the_user_is_told_who_it_is_not_who_the_environment_says(
+    insecure: Place, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    insecure.answer(**GOOD_ANSWER)
+    user = the_line(run("check", *insecure.files), "ok", "user")
+    assert f"user {pwd.getpwuid(os.geteuid()).pw_name} ({os.geteuid()})" in user

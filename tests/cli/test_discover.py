@@ -47,6 +47,12 @@ def test_who_waits_is_listed_by_name_with_version_and_time(kind: str, enter: Ent
     assert set(fleet.counts().actions) == {"discovery", "rpcutil#daemon_stats"}
 
 
+def test_what_servers_call_themselves_does_nothing_to_the_terminal(insecure: Place, run: Run) -> None:
+    insecure.fleet(insecure.server("n\u202e1.example.net", site={"version": "1\x07[2J"}))
+    (row,) = rows(run("discover", *insecure.files))[1:]
+    assert row[:3] == ["n", "1.example.net", "1"]
+
+
 def test_programs_get_a_line_of_json_for_each(insecure: Place, run: Run) -> None:
     insecure.fleet(insecure.server("n2.example.net"), insecure.server("n1.example.net"))
     done = run("discover", *insecure.files, "--json")
@@ -97,7 +103,7 @@ def test_a_clock_that_is_wrong_is_noted_and_accounted_for(insecure: Place, run: 
 
     (row,) = rows(done)[1:]
     assert row[3] in {"its clock is 50 s behind", "its clock is 51 s behind"}
-    assert row[2].endswith("s"), "not the time that its clock is off"
+    assert int(row[2].removesuffix("s")) < 40, "not the time that its clock is off"
 
 
 def test_those_that_are_denied_are_noted(insecure: Place, run: Run) -> None:

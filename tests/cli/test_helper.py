@@ -7,6 +7,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_a_saved_input_gives_the_same_without_a_network(kind: str, enter: Enter,
     place.helper(f"cat > {tmp_path}/given; echo '{json.dumps({'configuration': CONFIGURATION})}'")
     fleet = place.fleet(place.server(NAME))
     saved = tmp_path / "saved.json"
+    saved.touch(0o644)
     live = run("helper", NAME, "--save", saved, *place.files)
     given = (tmp_path / "given").read_bytes()
     fleet.stop()
@@ -214,6 +216,31 @@ def test_a_certificate_for_another_key_is_warned_of(
     assert done.code == 0
     assert "warning: certificate: it is not for the key of the request" in done.out
 
+    insecure.answer(
+        configuration=CONFIGURATION,
+        certificate=files.certificate.read_text(),
+        ca=authority.certificate.read_text(),
+        key=files.key.read_text(),
+    )
+    done = offline(csr={"csr": request, "public_key": "", "ssldir": "/etc/choria/ssl"})
+    assert (done.code, "warning" in done.out) == (0, False), "the certificate is for the key that comes with it"
+
+
+def test_a_secret_that_is_no_text_does_no_harm(insecure: Place, offline: Any) -> None:
+    insecure.answer(configuration=CONFIGURATION)
+    assert offline(jwt={"purpose": "choria_provisioning", "cht": "\ud800"}).code == 0
+
+
+def test_keys_that_are_not_on_this_machine_are_told_and_do_no_harm(insecure: Place, offline: Any) -> None:
+    insecure.settings |= {"features": {"jwt": True, "ed25519": True}, "jwt_signing_key": "/nowhere/issuer.seed"}
+    insecure.answer(configuration=CONFIGURATION)
+    done = offline(ed25519_pubkey={"public_key": "0f" * 32, "directory": "/etc/choria", "signature": ""})
+    sent = section(done, "what would be done")
+
+    assert done.code == 0, done.err
+    assert any(line.startswith("warning: ") and "/nowhere/issuer.seed" in line for line in sent)
+    assert not any(line.startswith("server_jwt") for line in sent)
+
 
 def test_an_upgrade_comes_first(insecure: Place, offline: Any) -> None:
     insecure.settings |= {"features": {"jwt": True, "upgrades": True}, "upgrades_repository": "https://up.example.net"}
@@ -223,6 +250,11 @@ def test_an_upgrade_comes_first(insecure: Place, offline: Any) -> None:
 
     insecure.answer(configuration=CONFIGURATION, upgrade="0.30.0")
     assert section(offline(), "what would be done")[0] == "choria_provision#configure with"
+
+    insecure.answer(upgrade="0.30.0")
+    done = offline()
+    assert done.code == 1
+    assert "configuration: there is none" in done.err
 
     insecure.answer(configuration=CONFIGURATION, upgrade="0.31.0")
     done = offline(inventory='{"version":"0.30.0","upgradable":false}')
@@ -320,3 +352,10 @@ def test_wrong_use_is_refused_with_a_hint(run: Run, arguments: tuple[str, ...], 
 
 def test_long_values_are_cut() -> None:
     assert len(View(()).text("x" * 100_000)) < 250
+
+
+@pytest.mark.parametrize("part", ["eyJ", "://", "a.", "eyJhbGciOiJ.", "-eyJ"])
+def test_no_value_keeps_it_busy(part: str) -> None:
+    before = time.thread_time()
+    View(("s3cret",)).text(part * (1_000_000 // len(part)))
+    assert time.thread_time() - before < 5

@@ -256,6 +256,25 @@ class TestSignals:
             (tmp_path / "runs").unlink()
             assert process.wait(PATIENCE_SECONDS) == 0
 
+    def test_a_terminal_that_goes_away_drops_nothing(
+        self, insecure: Place, tmp_path: Path, eventually: Eventually
+    ) -> None:
+        answer = '{"configuration":{"plugin.choria.server.provision":"0"}}'
+        insecure.helper(f"touch {tmp_path}/runs; while [ -e {tmp_path}/runs ]; do sleep 0.05; done; echo '{answer}'")
+        fleet = insecure.fleet(insecure.server(NAME))
+        with self.start(insecure) as process:
+            eventually((tmp_path / "runs").exists)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            process.send_signal(signal.SIGHUP)
+            assert process.stderr.readline().startswith("interrupted: ")
+            process.stderr.close()
+            process.send_signal(signal.SIGHUP)
+            (tmp_path / "runs").unlink()
+            assert process.wait(PATIENCE_SECONDS) == 0
+        assert fleet.counts().provisioned == 1, "nobody reads any more, and still it is not left half-way"
+
     def test_it_is_dropped_after_the_second(self, insecure: Place, tmp_path: Path, eventually: Eventually) -> None:
         insecure.helper(f"echo $$ > {tmp_path}/pid; exec sleep 60")
         server = insecure.server(NAME)
@@ -274,6 +293,17 @@ class TestSignals:
         assert server.config is None
 
 
+def test_what_the_helper_says_is_told_without_secrets(insecure: Place, run: Run) -> None:
+    insecure.helper(f"""echo '{{"defer": true, "msg": "no owner of {insecure.network.token}"}}'""")
+    insecure.fleet(insecure.server(NAME))
+    done = run("provision", NAME, *insecure.files, "--debug")
+
+    assert done.code == 1
+    assert "  the helper says: defer: no owner of ***" in told(done)
+    assert told(done)[-1] == "could not provision: configuration deferred: no owner of ***"
+    assert insecure.network.token not in done.out + done.err
+
+
 def test_an_identity_that_is_none_is_wrong_use(run: Run) -> None:
     done = run("provision", "a.*", "--config", "provisioner.yaml")
     assert done.code == 2
@@ -282,4 +312,12 @@ def test_an_identity_that_is_none_is_wrong_use(run: Run) -> None:
 
 def test_a_server_that_does_not_tell_its_version(insecure: Place, run: Run) -> None:
     insecure.fleet(insecure.server(NAME, site={"version": ""}))
-    assert "  it runs version ?" in told(run("provision", NAME, *insecure.files, "--debug"))
+    assert "  it runs version ?" in told(run("provision", NAME, *insecure.files))
+
+
+def test_details_go_to_standard_error(insecure: Place, run: Run) -> None:
+    insecure.fleet(insecure.server(NAME))
+    done = run("provision", NAME, *insecure.files, "--debug")
+    assert "connector: " in done.err
+    assert "choria_provision#configure" in told(done)
+    assert "configure" not in done.err, "nothing is told twice"

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 400
 #: A machine of its own: name, network, /etc. All that is started in it ends with it.
 MACHINE = ("unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child", "bash", "-e")
 SETUP = """
-set -o pipefail
+set -o pipefail -o history -o histexpand
 hostname {identity}
 ip link set lo up
 mount -t tmpfs tmpfs {overlay} && mkdir {overlay}/upper {overlay}/work
