@@ -158,7 +158,7 @@ class TestPauses:
 
         assert lab.failures() == {"n1": 4}
         assert lab.intervals_until_chosen("n1") == 4
-        lab.record("n1", Result.LEFT_ALONE, reason="waiting too long")
+        lab.record("n1", Result.LEFT_ALONE, reason="waited too long")
         assert lab.choose("n1") == ["n1"], "its pause is over, and stays so until it is tried"
 
     def test_a_host_that_was_chosen_and_did_not_get_its_turn_is_chosen_again(self, lab: Lab) -> None:

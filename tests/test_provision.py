@@ -278,7 +278,7 @@ def test_the_identity_of_another_node_in_the_configuration_is_warned_of(
 
 
 def test_a_host_that_waited_too_long_is_left_to_be_sighted_again(bench: Bench) -> None:
-    with pytest.raises(SoftError, match="waiting too long"):
+    with pytest.raises(SoftError, match="waited too long: not seen for"):
         bench.provision(discovered=time.monotonic() - 2 * bench.config.interval - 1)
     assert bench.server.requests == []
     assert bench.provision(discovered=time.monotonic() - 2 * bench.config.interval + 10) is Outcome.PROVISIONED

@@ -64,6 +64,18 @@ def test_it_is_the_age_of_the_new_sighting_that_counts_not_that_of_the_entry(reg
     assert registry.add(sighted("n1", ago=INTERVAL)), "an old sighting is admitted again: no host may be lost"
 
 
+def test_a_host_that_waits_and_is_sighted_once_more_may_wait_that_much_longer(registry: Registry) -> None:
+    host, again = sighted("n1", ago=2 * INTERVAL), sighted("n1", ago=1)
+    registry.add(host)
+    registry.add(again)
+
+    assert registry.take(0) is host
+    assert host.discovered == again.discovered
+
+    registry.add(sighted("n1", ago=30))
+    assert host.discovered == again.discovered, "a sighting that was held up does not make it older"
+
+
 def test_a_host_admitted_again_is_worked_on_once(registry: Registry) -> None:
     stale, renewed = sighted("n1"), sighted("n1", ago=INTERVAL)
     registry.add(stale)

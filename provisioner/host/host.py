@@ -10,10 +10,10 @@ import attrs
 
 @attrs.define(eq=False)
 class Host:
-    """One sighting of an unprovisioned server, used once: a later sighting of the same server is another Host.
+    """An unprovisioned server, from its sighting to the end of one cycle; it comes back as another Host.
 
     :ivar identity: a sane identity, checked before
-    :ivar discovered: when its reply or event arrived, by the monotonic clock
+    :ivar discovered: when its last reply or event arrived, by the monotonic clock
     :ivar let_go: set by any thread: whoever has it in work is to stop, for it may be in other hands by now
     :ivar step: what is being done to it, such as ``rpcutil#inventory`` or ``helper``; empty before the first step.
         Written by the worker that has it, read by any thread.
@@ -21,7 +21,7 @@ class Host:
     """
 
     identity: str = attrs.field(on_setattr=attrs.setters.frozen)
-    discovered: float = attrs.field(factory=time.monotonic, on_setattr=attrs.setters.frozen)
+    discovered: float = attrs.field(factory=time.monotonic)
     let_go: bool = attrs.field(default=False, init=False)
     step: str = attrs.field(default="", init=False)
     on_step: Callable[[str], None] | None = attrs.field(default=None, repr=False)

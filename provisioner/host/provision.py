@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 HELPER = "helper"
 #: What a secret is shown as.
 MASK = "***"
-#: A host that waited for a worker for more than this many discovery intervals is left to be sighted again.
+#: A host that no discovery has found for more than this many intervals when its turn comes is left to be sighted again.
 STALE_INTERVALS = 2
 
 
@@ -74,9 +74,9 @@ class Provisioner:
 
         :raises HostError: when it could not be provisioned in this cycle
         """
-        waited = time.monotonic() - host.discovered
-        if waited > STALE_INTERVALS * self.config.interval:
-            raise SoftError(f"waiting too long, {waited:.0f} s, to be provisioned now; it will be sighted again")
+        unseen = time.monotonic() - host.discovered
+        if unseen > STALE_INTERVALS * self.config.interval:
+            raise SoftError(f"waited too long: not seen for {unseen:.0f} s; it is taken when it is sighted again")
 
         node = self.node(host)
         facts = self.fetch(node)

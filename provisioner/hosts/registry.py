@@ -40,15 +40,17 @@ class Registry:
         """Admit a host that was just sighted, and put it on the work queue; no other method does.
 
         A known identity is admitted again only when this sighting is old by itself, as one that waited long in a
-        burst is: a second provisioning costs less than a host that never gets one.
+        burst is: a second provisioning costs less than a host that never gets one. Else the host that is known has
+        been seen once more, and may wait for a worker that much longer.
 
         :return: whether the host was admitted
         """
         with self._lock:
             if host.identity in self._leftovers:
                 return False
-            if host.identity in self._hosts:
+            if known := self._hosts.get(host.identity):
                 if time.monotonic() - host.discovered < self._interval:
+                    known.discovered = max(known.discovered, host.discovered)
                     return False
                 del self._hosts[host.identity]
             try:
