@@ -349,8 +349,8 @@ def _is_weak(public: Ed25519PublicKey) -> bool:
     Those are of small order, as are their images on the curve of X25519, with which no secret can be agreed on.
     """
     y = int.from_bytes(public.public_bytes_raw(), "little") % 2**255
-    image = (1 + y) * pow(1 - y, _FIELD - 2, _FIELD) % _FIELD
     try:
+        image = (1 + y) * pow(1 - y, -1, _FIELD) % _FIELD
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(image.to_bytes(32, "little")))
     except ValueError:
         return True
