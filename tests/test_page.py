@@ -597,7 +597,7 @@ class TestBrowser:
         daemon.start()
         eventually(lambda: len(daemon.scheduler.history.recent()) == 6)
 
-        tab.open(serve(daemon.scheduler.status))
+        tab.open(serve(daemon.scheduler.overview.look))
         assert tab.evaluate("document.querySelector('.outcomes tbody').rows.length") == 6
         tab.evaluate("document.querySelector('nav a').focus()")
         tab.press_enter()

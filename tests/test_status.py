@@ -75,15 +75,15 @@ class TestRoles:
     """What an instance is to the others."""
 
     def test_without_an_election_it_is_alone_or_paused(self, daemon: Daemon) -> None:
-        assert daemon.scheduler.status().role is Role.ALONE
+        assert daemon.scheduler.overview.look().role is Role.ALONE
         daemon.config.pause()
-        assert daemon.scheduler.status().role is Role.PAUSED
+        assert daemon.scheduler.overview.look().role is Role.PAUSED
 
     def test_with_an_election_it_is_the_leader_or_a_standby(self, make_daemon: MakeDaemon) -> None:
         daemon = make_daemon(leader_election=True)
-        assert daemon.scheduler.status().role is Role.LEADER
+        assert daemon.scheduler.overview.look().role is Role.LEADER
         daemon.config.pause()
-        assert daemon.scheduler.status().role is Role.STANDBY
+        assert daemon.scheduler.overview.look().role is Role.STANDBY
 
 
 def test_workers_tell_what_they_do_since_when(
@@ -93,9 +93,9 @@ def test_workers_tell_what_they_do_since_when(
     start_fleet(*servers(1))
     before = time.time()
     daemon.start()
-    eventually(lambda: any(worker.step == "helper" for worker in daemon.scheduler.status().workers))
+    eventually(lambda: any(worker.step == "helper" for worker in daemon.scheduler.overview.look().workers))
 
-    status = daemon.scheduler.status("N0.EXAMPLE")
+    status = daemon.scheduler.overview.look("N0.EXAMPLE")
     [busy] = [worker for worker in status.workers if worker.identity]
     assert busy.identity == "n0.example.net"
     assert before - 1 < busy.since < time.time() + 1
@@ -106,9 +106,9 @@ def test_workers_tell_what_they_do_since_when(
     assert before - 1 < known.sighted < time.time() + 1
 
     (tmp_path / "go").touch()
-    eventually(lambda: daemon.scheduler.status().recent)
-    eventually(lambda: daemon.scheduler.status().queue.busy == 0)
-    status = daemon.scheduler.status("n0")
+    eventually(lambda: daemon.scheduler.overview.look().recent)
+    eventually(lambda: daemon.scheduler.overview.look().queue.busy == 0)
+    status = daemon.scheduler.overview.look("n0")
     assert [(each.identity, each.outcome) for each in status.recent] == [("n0.example.net", Result.PROVISIONED)]
     # it restarts, and must not be taken for a new one meanwhile
     [known] = status.known
@@ -119,7 +119,7 @@ def test_workers_tell_what_they_do_since_when(
 @pytest.mark.usefixtures("quick_retries")
 def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServer, eventually: Eventually) -> None:
     def connection() -> Any:
-        return daemon.scheduler.status().connection
+        return daemon.scheduler.overview.look().connection
 
     before = time.time()
     assert not connection().connected
@@ -129,7 +129,7 @@ def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServ
     daemon.start()
     eventually(lambda: connection().connected)
     assert (connection().broker, connection().reconnections, connection().error) == (broker.url, 0, "")
-    assert daemon.scheduler.status().problems == []
+    assert daemon.scheduler.overview.look().problems == []
     since = connection().since
 
     broker.kill()
@@ -138,7 +138,7 @@ def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServ
     assert gone.since > since
     assert gone.broker == broker.url
     assert gone.error
-    assert "broker: not connected" in daemon.scheduler.status().problems
+    assert "broker: not connected" in daemon.scheduler.overview.look().problems
 
     broker.start()
     eventually(lambda: connection().connected)
@@ -150,7 +150,7 @@ def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServ
 def test_a_thread_that_is_in_trouble_is_told_of(daemon: Daemon) -> None:
     daemon.scheduler._turned -= 1000
 
-    assert [problem.partition(":")[0] for problem in daemon.scheduler.status().problems] == ["main", "broker"]
+    assert [problem.partition(":")[0] for problem in daemon.scheduler.overview.look().problems] == ["main", "broker"]
 
 
 def test_a_search_tells_about_those_hosts_alone(daemon: Daemon) -> None:
@@ -158,7 +158,7 @@ def test_a_search_tells_about_those_hosts_alone(daemon: Daemon) -> None:
         daemon.scheduler.history.record(attempt(identity, reason="it is broken"))
         daemon.scheduler._registry.add(Host(identity))
 
-    everything, found = daemon.scheduler.status(), daemon.scheduler.status("Web")
+    everything, found = daemon.scheduler.overview.look(), daemon.scheduler.overview.look("Web")
     assert [each.identity for each in found.recent] == ["web2.example.net", "web1.example.net"]
     assert {each.identity for each in found.troubled} == {"web1.example.net", "web2.example.net"}
     assert [each.identity for each in found.known] == ["web1.example.net", "web2.example.net"]
@@ -175,11 +175,11 @@ def test_as_many_are_listed_as_are_wanted_and_all_are_counted(daemon: Daemon, mo
         for _ in range(number % 7):
             daemon.scheduler.history.record(attempt(f"n{number}"))
 
-    status = daemon.scheduler.status("n", 5)
+    status = daemon.scheduler.overview.look("n", 5)
     assert len(status.known) == 5
     assert [trouble.failures for trouble in status.troubled] == [6] * 5
     assert status.troubled_count == 42
-    everybody = daemon.scheduler.status().troubled
+    everybody = daemon.scheduler.overview.look().troubled
     assert len({trouble.identity for trouble in everybody}) == 42
     assert [trouble.failures for trouble in everybody] == sorted((n % 7 for n in range(50) if n % 7), reverse=True)
 
@@ -187,9 +187,9 @@ def test_as_many_are_listed_as_are_wanted_and_all_are_counted(daemon: Daemon, mo
 def test_one_that_is_refused_here_is_told_of(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(deny=(re2.compile("^db"),))
 
-    assert "deny" in daemon.scheduler.status("db1.example.net").refused
-    assert daemon.scheduler.status("web1.example.net").refused == ""
-    assert daemon.scheduler.status().refused == ""
+    assert "deny" in daemon.scheduler.overview.look("db1.example.net").refused
+    assert daemon.scheduler.overview.look("web1.example.net").refused == ""
+    assert daemon.scheduler.overview.look().refused == ""
 
 
 def test_the_document_has_what_machines_look_for_and_no_secret(
@@ -199,9 +199,9 @@ def test_the_document_has_what_machines_look_for_and_no_secret(
     start_fleet(*servers(2), bad)
     daemon.metrics.credential_expiries = lambda: {"token": 1_900_000_000.0}
     daemon.start()
-    eventually(lambda: len(daemon.scheduler.status().recent) == 3)
+    eventually(lambda: len(daemon.scheduler.overview.look().recent) == 3)
 
-    status = daemon.scheduler.status()
+    status = daemon.scheduler.overview.look()
     found = document(status)
     assert found == json.loads(json.dumps(attrs.asdict(status)))
     assert (found["identity"], found["version"], found["role"]) == ("prov.example.net", __version__, "alone")

@@ -105,5 +105,5 @@ def _monitor(conf: Config, metrics: Metrics, scheduler: Scheduler) -> MonitorSer
         metrics=metrics.render,
         liveness=scheduler.liveness(),
         readiness=scheduler.readiness(),
-        status=scheduler.status,
+        status=scheduler.overview.look,
     )

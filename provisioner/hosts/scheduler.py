@@ -21,12 +21,12 @@ from provisioner.hosts.finisher import Finisher
 from provisioner.hosts.history import History
 from provisioner.hosts.listener import Listener
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop
+from provisioner.hosts.overview import Overview
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.supervisor import Supervisor
 from provisioner.hosts.worker import Worker
-from provisioner.monitor import health, status
+from provisioner.monitor import health
 from provisioner.monitor.health import Checks, Health
-from provisioner.monitor.status import Connection, Known, Queue, Role, Status, epoch
 
 LOG = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Scheduler:
 
     :param each_turn: called in every turn of the main loop, several a second; must be quick
     :ivar history: of the attempts of this instance
+    :ivar overview: of all that this instance is at
     """
 
     def __init__(self, provisioner: Provisioner, *, each_turn: Callable[[], None] = lambda: None) -> None:
@@ -114,8 +115,19 @@ class Scheduler:
         if self._election:
             loops.insert(0, self._election)
         self._supervisor = Supervisor(loops, {"connector-reader": self._connector.health})
-        self._watchdog = systemd.Watchdog(self._problems, self._summary)
-        self._turned = self._started = time.monotonic()
+        self.overview = Overview(
+            identity=self._protocol.identity,
+            config=self._config,
+            connector=self._connector,
+            metrics=self._metrics,
+            history=self.history,
+            registry=self._registry,
+            workers=self._workers,
+            liveness=self.liveness,
+            readiness=self.readiness,
+        )
+        self._watchdog = systemd.Watchdog(self.overview.problems, self.overview.summary)
+        self._turned = time.monotonic()
         # by the monotonic clock: when the connection came back, written by its thread, and when a discovery was due
         # last, written by the main thread
         self._reconnected = self._discovered = -math.inf
@@ -155,37 +167,6 @@ class Scheduler:
         """Checks that this instance can do its work, or would if it were the leader."""
         election = {"election": self._election.readiness} if self._election else {}
         return {"broker": self._broker, **election}
-
-    def status(self, search: str = "", limit: int | None = None) -> Status:
-        """What this instance is at; see :class:`provisioner.monitor.status.Look`."""
-        recent = self.history.recent()
-        workers = [worker.state() for worker in self._workers]
-        troubled = self.history.troubled(search, limit)
-        return Status(
-            time=time.time(),
-            identity=self._protocol.identity,
-            site=self._config.site,
-            version=__version__,
-            started=epoch(self._started),
-            role=self._role(),
-            problems=[*self._problems(), *_complaints(self.readiness())],
-            connection=self._connection(),
-            queue=Queue(
-                waiting=self._registry.waiting,
-                queued=self._registry.queued,
-                busy=sum(bool(worker.identity) for worker in workers),
-            ),
-            workers=workers,
-            troubled=troubled,
-            troubled_count=self.history.troubled_count(),
-            recent=[attempt for attempt in recent if search.lower() in attempt.identity.lower()],
-            reasons=status.reasons(recent),
-            minutes=self.history.per_minute(),
-            expiries=self._metrics.credential_expiries(),
-            search=search,
-            known=self._find(search, limit) if search else (),
-            refused=(search and self._config.reason_refused(search)) or "",
-        )
 
     def discover(self) -> None:
         """Ask the network who wants to be provisioned, and admit those who answer."""
@@ -240,42 +221,6 @@ class Scheduler:
     def _health(self) -> Health:
         limit = TURN_LIMIT_SECONDS + (self._config.shutdown_grace if self._shutdown.requested else 0.0)
         return health.of_turn(self._turned, limit)
-
-    def _problems(self) -> list[str]:
-        """What :meth:`liveness` has to complain about."""
-        return _complaints(self.liveness())
-
-    def _summary(self) -> str:
-        broker = f"connected to {self._connector.connected_url}" if self._connector.connected else "not connected"
-        known, troubled = self._registry.waiting, self.history.troubled_count()
-        return f"{self._role()}, {broker}; {known} servers waiting or in work, {troubled} in trouble"
-
-    def _role(self) -> Role:
-        paused = self._config.paused
-        if self._election:
-            return Role.STANDBY if paused else Role.LEADER
-        return Role.PAUSED if paused else Role.ALONE
-
-    def _connection(self) -> Connection:
-        return Connection(
-            connected=self._connector.connected,
-            broker=self._connector.connected_url,
-            since=epoch(self._connector.changed),
-            reconnections=max(0, self._connector.connections - 1),
-            error=self._connector.last_error,
-        )
-
-    def _find(self, search: str, limit: int | None) -> list[Known]:
-        holders = {worker.host: worker.name for worker in self._workers}
-        return [
-            Known(
-                identity=host.identity,
-                sighted=epoch(host.discovered),
-                step=host.step,
-                worker=holders.get(host, ""),
-            )
-            for host in self._registry.find(search)[:limit]
-        ]
 
     def _interrupted(self) -> bool:
         """Asked often by a discovery, which may be configured to take long: that is a sign of life, too."""
@@ -355,11 +300,6 @@ class Scheduler:
         if stuck := self._supervisor.join(LEAVE_SECONDS):
             LOG.critical("thread %s does not end: leaving it behind", ", ".join(stuck))
         return not stuck
-
-
-def _complaints(checks: Checks) -> list[str]:
-    results = ((name, check()) for name, check in checks.items())
-    return [f"{name}: {result.problem}" for name, result in results if result.problem]
 
 
 def _others(refused: int, left_alone: int) -> str:
