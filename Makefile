@@ -39,10 +39,12 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Prints Markdown tables, in ten minutes; the machine should have nothing else to do.
 bench: $(READY)
-	$(BIN)/python bench/bench_connector.py
-	$(BIN)/python bench/bench_helper.py
-	$(BIN)/python bench/bench_flow.py
+	$(BIN)/python -m bench.bench_connector
+	$(BIN)/python -m bench.bench_helper
+	$(BIN)/python -m bench.bench_flow --picture docs/pictures/scaling.svg
+	$(BIN)/python -m bench.bench_scale
 
 # --- Installation
 

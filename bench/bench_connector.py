@@ -1,6 +1,6 @@
 """How fast the connector is on this machine, next to a bare socket that does the same with no client around it.
 
-    python bench/bench_connector.py [seconds per figure]
+    python -m bench.bench_connector [seconds per figure]
 
 A nats-server and a peer, which replies or publishes, run as processes of their own. The bare socket keeps as many
 requests under way as there are threads, so it is what could be had at best with what else the machine is doing.
@@ -8,6 +8,7 @@ requests under way as there are threads, so it is what could be had at best with
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import socket
@@ -15,21 +16,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from bench.table import Table
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import Connector, Message, NoRespondersError
+from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
 from provisioner.choria.nats import PING, PONG, Command, FrameReader
 from provisioner.choria.stream import READ_BYTES
+from provisioner.cli.run import SWITCH_INTERVAL_SECONDS
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate.broker import NatsServer
 
+ROOT = Path(__file__).parent.parent
 REQUEST_BYTES = 2048
 MESSAGE_BYTES = 1024
 THREADS = (1, 4, 16, 64)
-#: What the daemon sets, for the reason that this figure shows.
-SWITCH_INTERVAL_SECONDS = 0.0002
 
 
 def main() -> None:
@@ -38,24 +41,38 @@ def main() -> None:
         return
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    with NatsServer() as server, subprocess.Popen((sys.executable, __file__, "peer", str(server.port))) as process:
+    with peer_running() as port:
+        report(port, seconds)
+
+
+@contextlib.contextmanager
+def peer_running() -> Iterator[int]:
+    """A nats-server with a peer on it; gives the port."""
+    command = (sys.executable, "-m", "bench.bench_connector", "peer")
+    with NatsServer() as server:
+        process = subprocess.Popen((*command, str(server.port)), cwd=ROOT)
         try:
             await_peer(server.port)
-            report(server.port, seconds)
+            yield server.port
         finally:
             process.kill()
+            process.wait()
 
 
-def report(port: int, seconds: float) -> None:
-    print(f"{'':34}{'connector':>12}{'CPU us each':>13}{'bare socket':>13}")
-    for threads in THREADS:
-        rate, cpu = measured(functools.partial(requests, port, threads, seconds))
-        bare, _ = measured(functools.partial(bare_requests, port, threads, seconds))
-        print(f"requests of 2 kB, {threads:3} threads   {rate:14,.0f}{cpu:13.1f}{bare:13,.0f}")
+def report(port: int, seconds: float, threads: Sequence[int] = THREADS) -> None:
+    columns = ("a second", "bare socket", "ratio", "CPU µs each", "ms each")
+    table = Table("what", *columns, width=len("requests of 2 kB, 16 threads"))
+    for count in threads:
+        rate, cpu = measured(functools.partial(requests, port, count, seconds))
+        bare, _ = measured(functools.partial(bare_requests, port, count, seconds))
+        name = f"requests of 2 kB, {count} threads"
+        table.row(name, f"{rate:,.0f}", f"{bare:,.0f}", f"{rate / bare:.2f}", f"{cpu:.0f}", f"{count / rate * 1e3:.2f}")
     bare, _ = measured(functools.partial(bare_messages, port, seconds))
     for name, take in (("callback", by_callback), ("queue", by_queue)):
         rate, cpu = measured(functools.partial(take, port, seconds))
-        print(f"messages of 1 kB, by {name:12} {rate:14,.0f}{cpu:13.1f}{bare:13,.0f}")
+        table.row(
+            f"messages of 1 kB, by {name}", f"{rate:,.0f}", f"{bare:,.0f}", f"{rate / bare:.2f}", f"{cpu:.1f}", ""
+        )
 
 
 def measured(run: Callable[[], tuple[int, float]]) -> tuple[float, float]:
@@ -69,9 +86,11 @@ def await_peer(port: int) -> None:
     with connector(port) as client:
         while True:
             try:
-                client.request("bench.echo", timeout=10)
+                client.request("bench.echo", timeout=1)
             except NoRespondersError:
                 time.sleep(0.05)
+            except RequestTimeoutError:  # it came while the peer was still waiting for its subscription
+                continue
             else:
                 return
 
@@ -168,20 +187,20 @@ def peer(port: int) -> None:
     flood = b"PUB bench.flood %d\r\n%b\r\n" % (MESSAGE_BYTES, bytes(MESSAGE_BYTES)) * 200
     with bare_socket(port, "bench.echo", "bench.start") as sock:
         frames = FrameReader(lambda: sock.recv(READ_BYTES))
-        replies = b""
+        answers = b""
         while True:
             frame = frames.next_frame()
             if isinstance(frame, Command):
-                sock.sendall(PONG if frame.name == b"PING" else b"")
+                answers += PONG if frame.name == b"PING" else b""
             elif frame.reply:
-                replies += b"PUB %b %d\r\n%b\r\n" % (frame.reply.encode(), len(frame.payload), frame.payload)
-                if not frames.pending:
-                    sock.sendall(replies)
-                    replies = b""
+                answers += b"PUB %b %d\r\n%b\r\n" % (frame.reply.encode(), len(frame.payload), frame.payload)
             else:
                 end = time.monotonic() + int(frame.payload) / 1000
                 while time.monotonic() < end:
                     sock.sendall(flood)
+            if answers and not frames.pending:
+                sock.sendall(answers)
+                answers = b""
 
 
 def bare_socket(port: int, *subjects: str) -> socket.socket:

@@ -1,6 +1,6 @@
 """What it takes to run helpers: the runner against what the standard library does at its barest, then helpers by kind.
 
-    python bench/bench_helper.py [--runs N] [--rounds N]
+    python -m bench.bench_helper [--runs N] [--rounds N]
 
 Every round measures every way with 1, 4 and 16 threads, and every kind of helper, so that what else the machine does
 hits them alike; the medians are printed. In the first table CPU time is this process's own, without that of the
@@ -27,6 +27,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import provisioner
+from bench.table import Table
 from provisioner.cli import sample_input
 from provisioner.config import Features
 from provisioner.host import helper
@@ -159,13 +160,15 @@ def runner(rounds: int, runs: int) -> None:
         for threads in THREADS:
             for way in ways:
                 results.setdefault((way.__name__, threads), []).append(measure(way, threads, runs))
-    print(f"{'threads':>7}  " + "".join(f"{way.__name__:>24}" for way in ways))
+    columns = [f"{way.__name__} {what}" for way in ways for what in ("/s", "CPU µs")]
+    table = Table("threads", *columns, "ratio to posix_spawn")
     for threads in THREADS:
-        cells = []
-        for way in ways:
-            rate, cpu = (statistics.median(column) for column in zip(*results[way.__name__, threads], strict=True))
-            cells.append(f"{rate:>10.0f}/s {cpu:>7.0f} µs")
-        print(f"{threads:>7}  " + "".join(f"{cell:>24}" for cell in cells))
+        medians = {
+            way: [statistics.median(column) for column in zip(*results[way.__name__, threads], strict=True)]
+            for way in ways
+        }
+        cells = [f"{value:,.0f}" for pair in medians.values() for value in pair]
+        table.row(threads, *cells, f"{medians[ours][0] / medians[posix_spawn][0]:.2f}")
 
 
 def helpers(rounds: int, runs: int) -> None:
@@ -179,10 +182,11 @@ def helpers(rounds: int, runs: int) -> None:
         for _ in range(rounds):
             for name, (command, told) in candidates.items():
                 results[name].append(cost(command, told, runs))
-    print(f"\n{'helper':<36} {'CPU ms':>7} {'a minute on each core, at most':>31}")
+    table = Table("helper", "CPU ms", "ratio to sh", "a minute on each core, at most", width=max(map(len, results)))
+    least = statistics.median(results["sh"])
     for name, costs in results.items():
         median = statistics.median(costs)
-        print(f"{name:<36} {median:>7.1f} {60_000 / median:>31.0f}")
+        table.row(name, f"{median:.1f}", f"{median / least:.1f}", f"{60_000 / median:,.0f}")
 
 
 def main() -> None:

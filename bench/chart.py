@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 import attrs
@@ -82,6 +82,7 @@ class Chart:
     """A picture.
 
     :ivar x_title: what the common axis shows, with its unit
+    :ivar x_names: of the ticks of the common axis, by where they are; None: round numbers
     :ivar note: a line below the title
     :ivar marks: the rows are in the order in which their kinds first come
     """
@@ -89,6 +90,7 @@ class Chart:
     title: str
     x_title: str
     panels: Sequence[Panel]
+    x_names: Mapping[float, str] | None = None
     marks: Sequence[Mark] = ()
     note: str = ""
 
@@ -104,8 +106,9 @@ class Chart:
         self._draw_marks(root, across, kinds, bottom)
         for number, panel in enumerate(self.panels):
             _draw_panel(root, panel, across, top + number * (HEADING_HEIGHT + PANEL_HEIGHT) + HEADING_HEIGHT)
-        for tick in across.ticks(10):
-            _text(root, across(tick), bottom + 16, _number(tick), "soft middle")
+        names = self.x_names or {tick: _number(tick) for tick in across.ticks(10)}
+        for tick, name in names.items():
+            _text(root, across(tick), bottom + 16, name, "soft middle")
         _text(root, (LEFT + WIDTH - RIGHT) / 2, bottom + 36, self.x_title, "ink middle")
         return ElementTree.tostring(root, encoding="unicode") + "\n"
 
