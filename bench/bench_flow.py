@@ -217,7 +217,7 @@ def provision(cell: Cell, network: Network, directory: Path, count: int) -> Flow
                 if not fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS):
                     sys.exit(f"not all servers were provisioned: {fleet.counts()}")
                 after, others = program.taken(), _cpu_seconds(broker) - others
-                mean, peak = request_ms(program, network.rpcs), program.peak_megabytes
+                mean = request_ms(program, network.rpcs)
             cpu = (after.cpu_seconds - before.cpu_seconds, after.children_cpu_seconds, others)
             return Flow(
                 servers=count,
@@ -225,7 +225,7 @@ def provision(cell: Cell, network: Network, directory: Path, count: int) -> Flow
                 cpu_ms=tuple(seconds / count * 1e3 for seconds in cpu),
                 request_ms=mean - cell.latency_ms,
                 cycle_seconds=cycle_seconds(program.messages()),
-                peak_megabytes=peak,
+                peak_megabytes=after.peak_rss_bytes / 1e6,
             )
         finally:
             fleet.stop()

@@ -386,7 +386,7 @@ def provision(count: int, workers: int) -> Wave:
                 began = time.monotonic()
                 if not fleet.wait(lambda counts: counts.complete, WAVE_PATIENCE_SECONDS):
                     sys.exit(f"not all servers were provisioned: {fleet.counts()}")
-                seconds, after, peak = time.monotonic() - began, program.taken(), program.peak_megabytes
+                seconds, after = time.monotonic() - began, program.taken()
             counts = fleet.counts()
             return Wave(
                 seconds=seconds,
@@ -399,7 +399,7 @@ def provision(count: int, workers: int) -> Wave:
                 traffic={way: value - counted[way] for way, value in _traffic(monitor).items()},
                 cpu_seconds=after.cpu_seconds - before.cpu_seconds,
                 children_cpu_seconds=after.children_cpu_seconds,
-                peak_megabytes=peak,
+                peak_megabytes=after.peak_rss_bytes / 1e6,
             )
         finally:
             fleet.stop()

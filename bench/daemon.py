@@ -65,12 +65,6 @@ class Daemon(Installation):
             sys.exit(f"the daemon has ended, see {self.log_file}")
         return taken
 
-    @property
-    def peak_megabytes(self) -> float:
-        """The most memory that it ever had."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text().split()
-        return int(status[status.index("VmHWM:") + 1]) * 1024 / 1e6
-
     def page(self) -> Page:
         """Its metrics."""
         return Page(self.get("/metrics")[1])

@@ -46,6 +46,7 @@ MESSAGE_LIMIT_CHARACTERS = 8192
 CHUNK_BYTES = select.PIPE_BUF
 
 _STREAMS = {"": 1, "stdout": 1, "/dev/stdout": 1, "stderr": 2, "/dev/stderr": 2}
+_DISCARD = "discard"
 _CLOSED = -1
 _FILE_MODE = 0o644
 #: Appending keeps the file whole when it is truncated by a rotation. Non-blocking matters for named pipes only.
@@ -215,15 +216,17 @@ class Output:
             self.descriptor = _CLOSED
 
 
+def file(destination: str) -> Path | None:
+    """The file that a destination of :func:`setup` names; None when it names a stream, or that nothing is wanted."""
+    return None if destination.lower() in (*_STREAMS, _DISCARD) else Path(destination)
+
+
 def _open(destination: str) -> Output:
-    name = destination.lower()
-    if name in _STREAMS:
-        descriptor = _STREAMS[name]
-        # None when the process was started without it: by now the number may mean anything, a broker's socket even.
-        if (sys.__stdout__ if descriptor == 1 else sys.__stderr__) is not None:
-            return Output(descriptor)
-        name = "discard"
-    path = Path(os.devnull if name == "discard" else destination).absolute()
+    descriptor = _STREAMS.get(destination.lower())
+    # None when the process was started without it: by now the number may mean anything, a broker's socket even.
+    if descriptor is not None and (sys.__stdout__ if descriptor == 1 else sys.__stderr__) is not None:
+        return Output(descriptor)
+    path = (file(destination) or Path(os.devnull)).absolute()
     try:
         return Output(os.open(path, _FILE_FLAGS, _FILE_MODE), path)
     except (OSError, ValueError) as error:

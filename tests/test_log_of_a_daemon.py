@@ -22,11 +22,8 @@ from tests.test_run import SITE
 
 @pytest.fixture
 def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-    installation = Installation(tmp_path, broker.url)
-    yield installation
-    for process in installation.processes:
-        process.kill()
-        process.communicate()
+    with Installation(tmp_path, broker.url) as installation:
+        yield installation
 
 
 def logged(installation: Installation, text: str) -> bool:

@@ -19,6 +19,7 @@ class Usage:
     """
 
     rss_bytes: int
+    peak_rss_bytes: int
     threads: int
     descriptors: int
     cpu_seconds: float
@@ -34,6 +35,7 @@ def usage(pid: int) -> Usage | None:
         user, system, *children = map(int, directory.joinpath("stat").read_text().rpartition(")")[2].split()[11:15])
         return Usage(
             rss_bytes=int(status["VmRSS"].split()[0]) * 1024,
+            peak_rss_bytes=int(status["VmHWM"].split()[0]) * 1024,
             threads=int(status["Threads"]),
             descriptors=sum(1 for _ in directory.joinpath("fd").iterdir()),
             cpu_seconds=(user + system) / _TICKS_PER_SECOND,

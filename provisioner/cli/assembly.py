@@ -57,8 +57,8 @@ class Setup:
         return (*self.config.warnings, *self.choria.warnings, *self.network.warnings, *exposed)
 
     def expiries(self) -> dict[str, float]:
-        """When our credentials expire, by their kind, in seconds since the epoch."""
-        return {**self.network.expiries(), **(self.issuer.expiries() if self.issuer else {})}
+        """See :func:`expiries`."""
+        return expiries(self.network, self.issuer)
 
     def brokers(self) -> BrokerList:
         """Gives the brokers."""
@@ -219,6 +219,11 @@ def _verifier(conf: Config) -> Verifier:
         return Verifier(conf.jwt_verify_cert)
     except ConfigurationError as error:
         raise ConfigurationError(f"{conf.path}: {problem}" for problem in error.problems) from error
+
+
+def expiries(network: Security | None, issuer: Issuer | None) -> dict[str, float]:
+    """When our credentials expire, by their kind, in seconds since the epoch; of those that there are."""
+    return {**(network.expiries() if network else {}), **(issuer.expiries() if issuer else {})}
 
 
 def watched(conf: Config, choria: Settings) -> list[Watched]:

@@ -8,12 +8,12 @@ import shutil
 import time
 from pathlib import Path
 
-from provisioner import exposure
+from provisioner import exposure, logs
 from provisioner.choria import brokers
 from provisioner.choria.credentials import EXPIRY_WARNING_SECONDS, date
 from provisioner.choria.settings import Settings
 from provisioner.cli import daemon, sample_input
-from provisioner.cli.assembly import Area, Reading, watched
+from provisioner.cli.assembly import Area, Reading, expiries, watched
 from provisioner.cli.findings import Report
 from provisioner.cli.helper_view import View
 from provisioner.cli.options import PID_FILE
@@ -27,7 +27,6 @@ from provisioner.monitor.http import MonitorServer
 #: Exit codes of a shell that could not run what it was to run.
 _NOT_RUN = (126, 127)
 _DAY_SECONDS = 86400
-_LOG_STREAMS = ("stdout", "/dev/stdout", "stderr", "/dev/stderr", "discard")
 
 
 def configuration(report: Report, reading: Reading) -> None:
@@ -79,12 +78,8 @@ def credentials(report: Report, reading: Reading) -> None:
             report.ok(Area.CREDENTIALS, "provisioning JWTs can be verified with the key of jwt_verify_cert")
         if reading.issuer and not reading.issuer.problems():
             report.ok(Area.CREDENTIALS, "JWTs for servers can be signed with jwt_signing_key")
-        expiries = {
-            **(reading.network.expiries() if reading.network else {}),
-            **(reading.issuer.expiries() if reading.issuer else {}),
-        }
         now = time.time()
-        for name, expiry in expiries.items():
+        for name, expiry in expiries(reading.network, reading.issuer).items():
             tell = report.ok if expiry - now > EXPIRY_WARNING_SECONDS else report.warning
             days = (expiry - now) / _DAY_SECONDS
             tell(Area.CREDENTIALS, f"the {name.replace('_', ' ')} expires on {date(expiry)}, in {days:.0f} days")
@@ -160,10 +155,10 @@ def surroundings(report: Report, conf: Config, pid_file: Path | None) -> None:
 
 
 def _log_file(report: Report, conf: Config) -> None:
-    if conf.logfile.lower() in _LOG_STREAMS:
+    path = logs.file(conf.logfile)
+    if path is None:
         report.ok("logfile", conf.logfile)
         return
-    path = Path(conf.logfile)
     target = path if path.exists() else path.parent
     if path.is_dir() or not os.access(target, os.W_OK):
         report.error("logfile", f"{path}: cannot be written")

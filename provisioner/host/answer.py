@@ -5,10 +5,9 @@ from __future__ import annotations
 import attrs
 
 from provisioner import contract
-from provisioner.contract import EXPIRY_LIMIT_SECONDS, AnswerError
+from provisioner.contract import AnswerError
 
 __all__ = [
-    "EXPIRY_LIMIT_SECONDS",
     "Answer",
     "AnswerError",
     "ServerClaims",

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from provisioner.choria.credentials import CredentialsError, File, attempt, date
 from provisioner.config import Config
+from provisioner.contract import EXPIRY_LIMIT_SECONDS
 from provisioner.errors import HostError
 from provisioner.host import ksuid
-from provisioner.host.answer import EXPIRY_LIMIT_SECONDS, ServerClaims
+from provisioner.host.answer import ServerClaims
 
 LOG = logging.getLogger(__name__)
 

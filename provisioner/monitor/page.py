@@ -7,13 +7,14 @@ field to search with is on a page that stands still, and the live page has a lin
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import urllib.parse
 from datetime import datetime
 from pathlib import Path
 
 import attrs
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from provisioner.durations import span
@@ -55,7 +56,7 @@ def render(status: Status, *, still: bool) -> bytes:
 
     :param still: it does not load itself anew, and has the field to search with
     """
-    text = _PAGE.render(
+    text = _template().render(
         status=status,
         still=still,
         refresh=REFRESH_SECONDS,
@@ -132,7 +133,9 @@ def _thousands(number: int) -> str:
     return f"{number:,}"
 
 
-def _environment() -> Environment:
+@functools.cache
+def _template() -> Template:
+    """Compiled with the first page, not with the start of every command."""
     environment = Environment(
         autoescape=True,
         finalize=_fit,
@@ -151,7 +154,4 @@ def _environment() -> Environment:
         rows=ROWS,
         reason_characters=REASON_CHARACTERS,
     )
-    return environment
-
-
-_PAGE = _environment().get_template("page.html")
+    return environment.get_template("page.html")
