@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from provisioner.simulate import csr, pki, tokens
-from provisioner.simulate.envelopes import Envelopes
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.envelopes_v2 import EnvelopesV2
 from provisioner.simulate.fleet import Fleet
@@ -82,7 +81,7 @@ class Network:
     rpcs: tuple[str, ...]
     proofs: tuple[str, ...] = ()
     helper_seconds: float = 0.0
-    envelopes: Envelopes
+    envelopes: EnvelopesV1 | EnvelopesV2
     trust: Trust | None = None
     new_key: Callable[[], RSAPrivateKey] = csr.new_key
     login: Mapping[str, str] = attrs.field(factory=dict, repr=False)
