@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from prometheus_client import CollectorRegistry
 
-from provisioner.choria import retry, tls
+from provisioner.choria import credentials, retry, tls
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
 from provisioner.monitor.metrics import ConnectorMetrics
@@ -173,6 +173,12 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are tried again after some milliseconds."""
     monkeypatch.setattr(retry, "FIRST_CONNECT_BACKOFF", retry.Backoff((10,)))
     monkeypatch.setattr(retry, "RECONNECT_BACKOFF", retry.Backoff((10,)))
+
+
+@pytest.fixture
+def replaced_files_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials are looked at whenever they are used."""
+    monkeypatch.setattr(credentials, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

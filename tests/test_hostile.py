@@ -347,6 +347,7 @@ class TestAHostileServer:
             "ed" + "ff" * 30 + "7f",
             "ee" + "ff" * 30 + "7f",
             "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
             "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
         ],
     )

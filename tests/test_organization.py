@@ -113,6 +113,7 @@ class TestLogin:
         assert found.protocol.identity == IDENTITY
 
 
+@pytest.mark.usefixtures("replaced_files_are_seen_at_once")
 class TestReplacedFiles:
     def test_are_used_at_the_next_login_and_request(self, member: Member, tmp_path: Path) -> None:
         found = organization(member)

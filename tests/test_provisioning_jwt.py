@@ -432,6 +432,15 @@ def test_a_key_file_that_changes_is_read_again(replace: Callable[[Path, bytes], 
     assert verify.verify(token(GOOD)) == GOOD
 
 
+def test_what_the_key_before_has_signed_is_refused_from_then_on(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(ED25519_HEX)
+    verify = verifier(file)
+    assert verify.verify(token(GOOD)) == GOOD
+    file.write_bytes(RSA_PUBLIC_PEM)
+    assert "algorithm EdDSA is not accepted" in refusal(token(GOOD), verify)
+
+
 def test_an_unchanged_key_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key"
     file.write_text(ED25519_HEX)

@@ -309,7 +309,7 @@ class TestExpiry:
 
 
 class TestFiles:
-    """Key and token: read anew each time, and told what is wrong with them."""
+    """Key and token: read again when they are replaced, and told what is wrong with them."""
 
     def test_replacing_both_is_enough_to_rotate(self, bench: Bench) -> None:
         issuer = bench.issuer()
@@ -320,6 +320,23 @@ class TestFiles:
 
         token = issuer.issue(identity="a", public_key="00" * 32, configuration={}, wanted=ServerClaims())
         assert verify(token)["iss"] == f"C-abc.{public}"
+
+    def test_they_are_not_read_as_long_as_nothing_has_changed(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        issuer = bench.issuer()
+        assert issuer.problems() == []
+        monkeypatch.setattr(Path, "read_bytes", None)
+        assert issuer.issue(identity="a", public_key="00" * 32, configuration={}, wanted=ServerClaims())
+
+    def test_one_without_the_other_fails_hosts_until_both_are_right(self, bench: Bench) -> None:
+        issuer = bench.issuer()
+        assert issuer.problems() == []
+        bench.key.write_text(KEYS["admin"]["seed"] + "\n")
+        with pytest.raises(IssueError, match="for another key than that of jwt_signing_key"):
+            issuer.issue(identity="a", public_key="00" * 32, configuration={}, wanted=ServerClaims())
+        bench.key.write_text(KEYS["signer"]["seed"])
+        assert issuer.issue(identity="a", public_key="00" * 32, configuration={}, wanted=ServerClaims())
 
     def test_white_space_around_them_does_not_matter(self, bench: Bench) -> None:
         bench.key.write_text(f"\n{KEYS['signer']['seed']}\r\n")

@@ -33,6 +33,7 @@ from provisioner.choria.settings import Settings
 from provisioner.choria.x509 import X509
 from provisioner.errors import ConfigurationError
 from tests.certificates import Files, replace
+from tests.conftest import Eventually
 from tests.networks import IDENTITY, X509Network
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v1"
@@ -133,6 +134,7 @@ class TestSigning:
         assert is_signed_by(network.own, b"x", signature)
 
 
+@pytest.mark.usefixtures("replaced_files_are_seen_at_once")
 class TestReplacedFiles:
     @pytest.fixture
     def x509(self, network: X509Network) -> X509:
@@ -175,6 +177,12 @@ class TestReplacedFiles:
         monkeypatch.setattr(Path, "read_bytes", read.append)
         x509.protocol.sign(b"x")
         assert not read
+
+
+def test_replaced_files_are_used_before_long(network: X509Network, renewed: Files, eventually: Eventually) -> None:
+    x509 = X509(network.settings(), clock=time.time)
+    network.own.replace(renewed)
+    eventually(lambda: x509.protocol.sign(b"x")[1] == renewed.certificate.read_text())
 
 
 def _missing(files: Files) -> None:

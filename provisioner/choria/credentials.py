@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -20,6 +21,9 @@ LOG = logging.getLogger(__name__)
 
 #: How long before its end a credential is first warned about.
 EXPIRY_WARNING_SECONDS = 30 * 86400.0
+
+#: How often at most it is looked whether files were replaced that every request needs.
+LOOK_SECONDS = 0.1
 
 #: How soon replaced files that could not be used are tried again.
 RETRY_SECONDS = 10.0
@@ -83,11 +87,35 @@ class File:
         return CredentialsError([f"{self.setting}: {path}{problem}"])
 
 
+class Cached(Generic[_T]):
+    """What some files hold now, read again when one of them was replaced. For any thread.
+
+    :param load: reads them
+    """
+
+    def __init__(self, files: Sequence[File], load: Callable[[], _T]) -> None:
+        self._files = files
+        self._load = load
+        # replaced as a whole
+        self._known: tuple[tuple[object, ...], _T] | None = None
+
+    def __call__(self) -> _T:
+        """What they hold.
+
+        :raises CredentialsError: by `load`, for as long as the files are not right
+        """
+        known = self._known
+        state = _states(self._files)
+        if known is None or known[0] != state:
+            self._known = known = (state, self._load())
+        return known[1]
+
+
 class Watched(Generic[_T]):
-    """What some files hold, read again as soon as one of them was replaced. For any thread.
+    """The same for those who cannot do without: what was read before stays in use until the files are right again.
 
     Files that belong together are replaced one after the other, and the first may be seen without the second; files
-    may also be replaced by wrong ones. What was read before then stays in use, until they are right.
+    may also be replaced by wrong ones.
 
     :param load: reads them
     :raises CredentialsError: by `load`, which has to succeed once
@@ -97,17 +125,20 @@ class Watched(Generic[_T]):
         self._files = files
         self._load = load
         self._lock = threading.Lock()
-        # always looked at before reading: should a file change in between, it is read once more next time
-        self._seen = self._state()
+        self._seen = _states(files)
         self._value = load()
         self._failed: tuple[object, ...] | None = None
-        self._again = 0.0
+        self._again = self._next_look = 0.0
 
     def __call__(self) -> _T:
         """What the files hold, or have held when they were all right the last time. Never raises."""
-        if self._state() != self._seen:
+        now = time.monotonic()
+        if now < self._next_look:
+            return self._value
+        self._next_look = now + LOOK_SECONDS
+        if _states(self._files) != self._seen:
             with self._lock:
-                state = self._state()
+                state = _states(self._files)
                 # what could not be read may be fit all the same: that is tried again, but not at every use
                 if state != self._seen and (state != self._failed or time.monotonic() >= self._again):
                     self._read_again(state)
@@ -124,13 +155,15 @@ class Watched(Generic[_T]):
             self._seen, self._failed = state, None
             LOG.info("read again, since it was replaced on disk: %s", ", ".join(map(str, self._files)))
 
-    def _state(self) -> tuple[object, ...]:
-        return tuple(_state(file.path) for file in self._files)
+
+def _states(files: Iterable[File]) -> tuple[object, ...]:
+    """What tells files from replaced ones. Look before reading: one that changes in between is read again then."""
+    return tuple(_state(file.path) for file in files)
 
 
 def _state(path: str) -> tuple[int, ...] | None:
     try:
-        found = Path(path).stat()
+        found = os.stat(path)  # noqa: PTH116 - done for every request
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

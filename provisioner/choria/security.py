@@ -40,7 +40,7 @@ _OTHER_NAMES = (62, 64)  # host name, address
 class Security(typing.Protocol):
     """How this client proves who it is on one kind of network, and how it knows the broker. For any thread.
 
-    Files are read anew for every connection and signature, if they were replaced.
+    Files that were replaced are read again: at the next connection, and for signatures within a tenth of a second.
     """
 
     @property

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import attrs
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from provisioner.choria.connector import ConnectionLostError, ConnectorError, PayloadTooLargeError
 from provisioner.choria.retry import RPC_BACKOFF
@@ -51,7 +50,11 @@ NONCE_BYTES = 16
 
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 _HEX_SIGNATURE = re.compile(r"[0-9a-fA-F]{128}")
+
+#: Of the curve of Ed25519: the prime, and the y coordinates of its points of order 1, 2, 4 and 8.
 _FIELD = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = frozenset((1, _FIELD - 1, 0, _ORDER_8, _FIELD - _ORDER_8))
 
 #: Failures after which the server may have heard the request.
 _UNHEARD = (SilenceError, NoBrokerError, ConnectionLostError)
@@ -344,17 +347,9 @@ def _signing_key(reply: RPCReply, nonce: str) -> SigningKey:
 
 
 def _is_weak(public: Ed25519PublicKey) -> bool:
-    """Whether it is one of the few points that signatures can be made for without a private key.
-
-    Those are of small order, as are their images on the curve of X25519, with which no secret can be agreed on.
-    """
-    y = int.from_bytes(public.public_bytes_raw(), "little") % 2**255
-    try:
-        image = (1 + y) * pow(1 - y, -1, _FIELD) % _FIELD
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(image.to_bytes(32, "little")))
-    except ValueError:
-        return True
-    return False
+    """Whether it is one of the few points, those of small order, that signatures can be made for without a key."""
+    # its y coordinate, which may be written with the prime on top, without the sign of x
+    return int.from_bytes(public.public_bytes_raw(), "little") % 2**255 % _FIELD in _SMALL_ORDER
 
 
 def _inventory(reply: RPCReply) -> Inventory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -17,11 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from provisioner.choria.credentials import date
+from provisioner.choria.credentials import Cached, CredentialsError, File, date
 from provisioner.errors import ConfigurationError, HostError
 
 #: What `purpose` or `sub` says in a provisioning JWT.
 PURPOSE = "choria_provisioning"
+#: Good tokens that are remembered by their text: servers made from one image share one.
+KNOWN_TOKENS = 64
 #: How many levels of lists and objects claims may have, so that nobody who recurses into them can fail.
 NESTING_LIMIT = 50
 
@@ -32,9 +35,8 @@ _JWS = jwt.PyJWS(algorithms=[*_RSA_ALGORITHMS, *_ED25519_ALGORITHMS])
 _COMPACT_JWT = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 _PLAIN_WORD = re.compile(r"[\w-]{1,40}", re.ASCII)
 _HEX_KEY = re.compile(rb"[0-9a-fA-F]{64}")
+_HEX_DIGITS = "64 hexadecimal digits"
 _PEM = re.compile(rb"-----BEGIN (CERTIFICATE|(?:RSA )?PUBLIC KEY)-----.+?-----END \1-----", re.DOTALL)
-
-_PublicKey = RSAPublicKey | Ed25519PublicKey
 
 
 class TokenError(HostError):
@@ -56,9 +58,9 @@ class Verifier:
     def __init__(self, setting: str, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         try:
-            self._key = _key_source(setting)
-        except _KeyUnusableError as error:
-            raise ConfigurationError([f"jwt_verify_cert: {error}"]) from error
+            self._key = _key_source(File("jwt_verify_cert", setting))
+        except CredentialsError as error:
+            raise ConfigurationError(error.problems) from error
 
     def verify(self, token: str) -> dict[str, Any]:
         """Give all claims of a JWT that may be trusted; white space around it does not matter.
@@ -70,31 +72,58 @@ class Verifier:
         """
         try:
             key = self._key()
-        except _KeyUnusableError as error:
-            raise TokenError(f"cannot be verified: jwt_verify_cert: {error}") from error
-        claims = _claims(_signed_payload(token.strip(), key))
+        except CredentialsError as error:
+            raise TokenError(f"cannot be verified: {error}") from error
+        claims = _claims(key.signed_payload(token.strip()))
         _check_purpose(claims)
         _check_times(claims, self._clock())
         return claims
 
 
-class _KeyUnusableError(Exception):
-    """There is no key to verify with."""
+class _Key:
+    """A public key, and what it has signed."""
+
+    def __init__(self, public: RSAPublicKey | Ed25519PublicKey) -> None:
+        self._public = public
+        self._algorithms = _RSA_ALGORITHMS if isinstance(public, RSAPublicKey) else _ED25519_ALGORITHMS
+        #: Gives what is in a token; raises :class:`TokenError` when it is none that the key has signed.
+        self.signed_payload = functools.lru_cache(KNOWN_TOKENS)(self._signed_payload)
+
+    def _signed_payload(self, token: str) -> bytes:
+        if not _COMPACT_JWT.fullmatch(token):
+            raise TokenError("is malformed: not three parts in base64url")
+        try:
+            algorithm = _JWS.get_unverified_header(token).get("alg")
+            if algorithm not in self._algorithms:
+                raise TokenError(
+                    f"is refused: algorithm {_shown(algorithm)} is not accepted, "
+                    f"the key of jwt_verify_cert goes with {', '.join(self._algorithms)}"
+                )
+            payload: bytes = _JWS.decode_complete(token, self._public, algorithms=self._algorithms)["payload"]
+        except jwt.InvalidSignatureError:
+            raise TokenError("is signed by another key than that of jwt_verify_cert") from None
+        except (jwt.PyJWTError, RecursionError):
+            raise TokenError("is malformed: its header or its base64url cannot be read") from None
+        return payload
 
 
-def _key_source(setting: str) -> Callable[[], _PublicKey]:
-    """Something that gives the key at any time, and has given it once already."""
-    if not setting:
-        raise _KeyUnusableError("is not set")
-    path = Path(setting)
+def _key_source(setting: File) -> Callable[[], _Key]:
+    """Something that gives the key at any time, and has given it once already.
+
+    :raises CredentialsError: there is none
+    """
+    if not setting.path:
+        raise setting.error("is not set")
+    path = Path(setting.path)
     if _exists(path):
         # the process may change its directory
-        source = _KeyFile(path.absolute())
+        file = File(setting.setting, str(path.absolute()))
+        source = Cached([file], lambda: _Key(_parsed(file)))
         source()
         return source
-    if not _HEX_KEY.fullmatch(setting.encode("utf-8", "replace")):
-        raise _KeyUnusableError(f"{setting!r} is neither a file that exists nor 64 hexadecimal digits")
-    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(setting))
+    if not _HEX_KEY.fullmatch(setting.path.encode("utf-8", "replace")):
+        raise CredentialsError([f"{setting.setting}: {setting.path!r} is neither a file that exists nor {_HEX_DIGITS}"])
+    key = _Key(Ed25519PublicKey.from_public_bytes(bytes.fromhex(setting.path)))
     return lambda: key
 
 
@@ -106,64 +135,24 @@ def _exists(path: Path) -> bool:
         return True
 
 
-class _KeyFile:
-    """A key in a file. Threads share it: the one attribute that changes is replaced as a whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: tuple[tuple[int, ...], _PublicKey] | None = None
-
-    def __call__(self) -> _PublicKey:
-        known = self._known
-        try:
-            # before reading: should it change in between, it is read once more next time
-            found = self._path.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if known is None or known[0] != seen:
-                self._known = known = (seen, _parsed(self._path.read_bytes()))
-        except OSError as error:
-            raise _KeyUnusableError(f"{self._path}: {error.strerror}") from error
-        except _KeyUnusableError as error:
-            raise _KeyUnusableError(f"{self._path}: {error}") from error
-        return known[1]
-
-
-def _parsed(data: bytes) -> _PublicKey:
+def _parsed(file: File) -> RSAPublicKey | Ed25519PublicKey:
+    data = file.read()
     if _HEX_KEY.fullmatch(data.strip()):
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode("ascii")))
     block = _PEM.search(data)
     if block is None:
-        raise _KeyUnusableError("holds neither a public key or certificate in PEM nor 64 hexadecimal digits")
+        raise file.error(f"holds neither a public key or certificate in PEM nor {_HEX_DIGITS}")
     try:
         key: object
         if block[1] == b"CERTIFICATE":
             key = x509.load_pem_x509_certificate(block[0]).public_key()
         else:
             key = load_pem_public_key(block[0])
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise _KeyUnusableError("the PEM in it cannot be read") from error
-    if not isinstance(key, _PublicKey):
-        raise _KeyUnusableError("the key in it is neither RSA nor Ed25519")
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        raise file.error("the PEM in it cannot be read") from None
+    if not isinstance(key, RSAPublicKey | Ed25519PublicKey):
+        raise file.error("the key in it is neither RSA nor Ed25519")
     return key
-
-
-def _signed_payload(token: str, key: _PublicKey) -> bytes:
-    algorithms = _RSA_ALGORITHMS if isinstance(key, RSAPublicKey) else _ED25519_ALGORITHMS
-    if not _COMPACT_JWT.fullmatch(token):
-        raise TokenError("is malformed: not three parts in base64url")
-    try:
-        algorithm = _JWS.get_unverified_header(token).get("alg")
-        if algorithm not in algorithms:
-            raise TokenError(
-                f"is refused: algorithm {_shown(algorithm)} is not accepted, "
-                f"the key of jwt_verify_cert goes with {', '.join(algorithms)}"
-            )
-        payload: bytes = _JWS.decode_complete(token, key, algorithms=algorithms)["payload"]
-    except jwt.InvalidSignatureError:
-        raise TokenError("is signed by another key than that of jwt_verify_cert") from None
-    except (jwt.PyJWTError, RecursionError):
-        raise TokenError("is malformed: its header or its base64url cannot be read") from None
-    return payload
 
 
 def _claims(payload: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import jwt
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from provisioner.choria.credentials import CredentialsError, File, attempt, date
+from provisioner.choria.credentials import Cached, CredentialsError, File, attempt, date
 from provisioner.config import Config
 from provisioner.contract import EXPIRY_LIMIT_SECONDS
 from provisioner.errors import HostError
@@ -42,7 +42,7 @@ class IssueError(HostError):
 class Issuer:
     """Signs server JWTs with `jwt_signing_key`, in the name of `jwt_signing_token` if set.
 
-    Both files are read anew each time, so replacing them is enough to rotate. Used by every worker at once.
+    Replacing the files is enough to rotate. Used by every worker at once.
 
     :param clock: gives the seconds since the epoch
     :param entropy: gives so many random bytes
@@ -53,6 +53,7 @@ class Issuer:
     ) -> None:
         self._key = File("jwt_signing_key", config.jwt_signing_key)
         self._token = File("jwt_signing_token", config.jwt_signing_token) if config.jwt_signing_token else None
+        self._pair = Cached([file for file in (self._key, self._token) if file], self._load)
         self._validity = int(config.server_jwt_validity)
         self._clock = clock
         self._entropy = entropy
@@ -66,8 +67,7 @@ class Issuer:
         :raises IssueError: the key or the token cannot be used, or the token has expired
         """
         try:
-            key, signer = self._key.read_seed(), self._read_signer()
-            self._check_pair(key, signer)
+            key, signer = self._valid_pair()
         except CredentialsError as error:
             raise IssueError(str(error)) from error
         # the three go together: brokers refuse an id of another second, and have no leeway
@@ -100,28 +100,31 @@ class Issuer:
     def problems(self) -> list[str]:
         """What is wrong with key and token right now, one line each; for the start, where all is told at once."""
         problems: list[str] = []
-        key = attempt(problems, self._key.read_seed)
-        signer = attempt(problems, self._read_signer)
-        if key and signer:
-            attempt(problems, lambda: self._check_pair(key, signer))
+        attempt(problems, self._valid_pair)
         return problems
 
     def expiries(self) -> dict[str, float]:
-        """When the signing token expires, in seconds since the epoch; nothing while there is none that can be read."""
-        signer = attempt([], lambda: self._read_signer(even_expired=True))
+        """When the signing token expires, in seconds since the epoch; nothing while there is none that can be used."""
+        _, signer = attempt([], self._pair) or (None, None)
         return {"signing_token": signer.expiry} if signer else {}
 
-    def _read_signer(self, *, even_expired: bool = False) -> _Signer | None:
-        if self._token is None:
-            return None
-        signer = _signer(self._token)
-        if signer.expiry <= self._clock() and not even_expired:
+    def _valid_pair(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
+        key, signer = self._pair()
+        if self._token and signer and signer.expiry <= self._clock():
             raise self._token.error(f"expired since {date(signer.expiry)}")
-        return signer
+        return key, signer
 
-    def _check_pair(self, key: Ed25519PrivateKey, signer: _Signer | None) -> None:
-        if self._token and signer and signer.public_key.lower() != key.public_key().public_bytes_raw().hex():
-            raise self._token.error(f"for another key than that of {self._key}")
+    def _load(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
+        """The key, and the signer if there has to be one."""
+        problems: list[str] = []
+        token = self._token
+        key = attempt(problems, self._key.read_seed)
+        signer = attempt(problems, lambda: _signer(token)) if token else None
+        if token and key and signer and signer.public_key.lower() != key.public_key().public_bytes_raw().hex():
+            problems += token.error(f"for another key than that of {self._key}").problems
+        if key is None or problems:
+            raise CredentialsError(problems)
+        return key, signer
 
     def _expiry(self, now: int, signer: _Signer | None, wanted: ServerClaims, identity: str) -> int:
         expiry = now + self._validity
