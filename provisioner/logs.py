@@ -179,6 +179,7 @@ class Output:
     def __init__(self, descriptor: int, path: Path | None = None) -> None:
         self.descriptor = descriptor
         self._path = path
+        self._status = os.fstat(descriptor)
         self._inside_a_line = False
 
     def write(self, line: bytes, *, limit: float) -> None:
@@ -193,21 +194,34 @@ class Output:
         deadline = time.monotonic() + limit
         rest = memoryview(b"\n" + line if self._inside_a_line else line)
         while rest:
-            _wait_until_writable(self.descriptor, deadline - time.monotonic())
-            rest = rest[os.write(self.descriptor, rest[:CHUNK_BYTES]) :]
+            rest = rest[self._write(rest[:CHUNK_BYTES], deadline) :]
             self._inside_a_line = bool(rest)
+
+    def _write(self, chunk: memoryview, deadline: float) -> int:
+        if self._path is not None:  # one's own, which never blocks
+            with contextlib.suppress(BlockingIOError):
+                return os.write(self.descriptor, chunk)
+        _wait_until_writable(self.descriptor, deadline - time.monotonic())
+        return os.write(self.descriptor, chunk)
 
     def follow(self) -> None:
         """Open the file anew when there is another one under its path, or none.
 
         :raises OSError: when that is impossible; then the old one stays
         """
-        if self._path is None or _is_same_file(self._path, self.descriptor):
+        if self._path is None or self._is_in_place(self._path):
             return
         descriptor = os.open(self._path, _FILE_FLAGS, _FILE_MODE)
         os.close(self.descriptor)
         self.descriptor = descriptor
+        self._status = os.fstat(descriptor)
         self._inside_a_line = False
+
+    def _is_in_place(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(path.stat(), self._status)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the descriptor if it is one's own."""
@@ -232,13 +246,6 @@ def _open(destination: str) -> Output:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ProvisionerError(f"logfile: cannot open {str(path)!r}: {reason}") from error
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except OSError:
-        return False
 
 
 def _wait_until_writable(descriptor: int, seconds: float) -> None:

@@ -184,7 +184,7 @@ class Stream:
         self._send_records(tls)
 
     def _receive_encrypted(self, tls: _TLS) -> bytes:
-        while (data := tls.decrypt()) is None:
+        while not tls.fed or (data := tls.decrypt()) is None:
             self._send_records(tls)  # the answer to a key update, say
             records = self._socket.recv(READ_BYTES)
             if not records:
@@ -224,6 +224,11 @@ class _TLS:
     def feed(self, records: bytes) -> None:
         with self._lock:
             self._incoming.write(records)
+
+    @property
+    def fed(self) -> bool:
+        """Whether something was fed that was not taken yet, if only a part of a record."""
+        return self._incoming.pending > 0 or self._object.pending() > 0
 
     def decrypt(self) -> bytes | None:
         """What was fed, ``b""`` when the other side says that this is the end, None when more must be fed first."""

@@ -178,11 +178,9 @@ def _start(
     """Start the helper; closing `ours` closes our ends of its pipes."""
     try:
         with ExitStack() as theirs:
-            stdin_end, stdin = _pipe(theirs, ours)
-            stdout, stdout_end = _pipe(ours, theirs)
-            stderr, stderr_end = _pipe(ours, theirs)
-            for end in (stdin, stdout, stderr):
-                os.set_blocking(end.fileno(), False)
+            stdin_end, stdin = _pipe(theirs, ours, "w")
+            stdout_end, stdout = _pipe(theirs, ours, "r")
+            stderr_end, stderr = _pipe(theirs, ours, "r")
             streams = _Streams(stdin, stdout, stderr, memoryview(document), secrets=secrets)
             # nearly every document fits into the pipe: then it has been delivered before the helper even starts
             streams.send()
@@ -194,10 +192,17 @@ def _start(
     return streams, process
 
 
-def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[io.FileIO, io.FileIO]:
-    """A new pipe, each end closed with its stack."""
+def _pipe(theirs: ExitStack, ours: ExitStack, mode: str) -> tuple[int, io.FileIO]:
+    """A new pipe: their end of it, and ours, which does not block; each is closed with its stack.
+
+    :param mode: what we do with it, "r" or "w"
+    """
     read_end, write_end = os.pipe()
-    return reader.enter_context(io.FileIO(read_end, "r")), writer.enter_context(io.FileIO(write_end, "w"))
+    their_end, our_end = (write_end, read_end) if mode == "r" else (read_end, write_end)
+    theirs.callback(os.close, their_end)
+    stream = ours.enter_context(io.FileIO(our_end, mode))
+    os.set_blocking(our_end, False)
+    return their_end, stream
 
 
 def _exit_descriptor(process: subprocess.Popen[bytes], ours: ExitStack) -> int | None:
