@@ -21,8 +21,9 @@ from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
 
-#: For everything that is awaited; no test waits that long unless it fails.
-PATIENCE_SECONDS = 30.0
+#: For everything that is awaited; no test waits that long unless it fails. Longer than the interval between two
+#: discoveries, of which a busy machine may miss one.
+PATIENCE_SECONDS = 90.0
 
 # how long an example takes says nothing on a machine that others use as well
 hypothesis.settings.register_profile("patient", deadline=None)
