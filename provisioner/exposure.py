@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ TRUSTED = 0o022
 
 
 @attrs.frozen
-class Watched:
+class GuardedFile:
     """A file to look at.
 
     :ivar setting: names it for a person; empty when the path says it all
@@ -30,7 +29,7 @@ class Watched:
     forbidden: int
 
 
-def warnings(files: Iterable[Watched]) -> list[str]:
+def warnings(files: Iterable[GuardedFile]) -> list[str]:
     """One line for each file whose mode gives away too much. What is not there is for others to complain about."""
     lines = []
     for file in files:
@@ -43,7 +42,6 @@ def warnings(files: Iterable[Watched]) -> list[str]:
             who = "everybody" if excess & 0o007 else "its group"
             setting = f"{file.setting}: " if file.setting else ""
             lines.append(
-                f"{setting}{os.fspath(file.path)}: {what} by {who} (mode {mode:04o}), "
-                f"wanted at most {mode & ~file.forbidden:04o}"
+                f"{setting}{file.path}: {what} by {who} (mode {mode:04o}), wanted at most {mode & ~file.forbidden:04o}"
             )
     return lines

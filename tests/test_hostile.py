@@ -407,11 +407,11 @@ class TestSecrets:
         file.touch()
         file.chmod(mode)
         expected = [f"setting: {file}: {warning}"] if warning else []
-        assert exposure.warnings([exposure.Watched("setting", str(file), forbidden)]) == expected
+        assert exposure.warnings([exposure.GuardedFile("setting", str(file), forbidden)]) == expected
 
     def test_a_file_that_is_not_there_is_not_warned_of(self, tmp_path: Path) -> None:
         names = ["", str(tmp_path / "x"), "a\0b"]
-        assert exposure.warnings(exposure.Watched("s", name, exposure.KEY) for name in names) == []
+        assert exposure.warnings(exposure.GuardedFile("s", name, exposure.KEY) for name in names) == []
 
 
 class TestTheProcess:

@@ -25,9 +25,6 @@ EXPIRY_WARNING_SECONDS = 30 * 86400.0
 #: How often at most it is looked whether files were replaced that every request needs.
 LOOK_SECONDS = 0.1
 
-#: How soon replaced files that could not be used are tried again.
-RETRY_SECONDS = 10.0
-
 _SEED = re.compile(r"[0-9a-fA-F]{64}")
 
 _T = TypeVar("_T")
@@ -111,11 +108,11 @@ class Cached(Generic[_T]):
         return known[1]
 
 
-class Watched(Generic[_T]):
-    """The same for those who cannot do without: what was read before stays in use until the files are right again.
+class LastGood(Generic[_T]):
+    """What some files hold, or have held when they were all right the last time. For any thread.
 
-    Files that belong together are replaced one after the other, and the first may be seen without the second; files
-    may also be replaced by wrong ones.
+    For what every request needs: files that belong together are replaced one after the other, and the first may be
+    seen without the second; files may also be replaced by wrong ones. They are looked at every `LOOK_SECONDS` at most.
 
     :param load: reads them
     :raises CredentialsError: by `load`, which has to succeed once
@@ -123,36 +120,34 @@ class Watched(Generic[_T]):
 
     def __init__(self, files: Sequence[File], load: Callable[[], _T]) -> None:
         self._files = files
-        self._load = load
+        self._cached = Cached(files, load)
+        self._value = self._cached()
+        self._problem = ""
         self._lock = threading.Lock()
-        self._seen = _states(files)
-        self._value = load()
-        self._failed: tuple[object, ...] | None = None
-        self._again = self._next_look = 0.0
+        self._next_look = 0.0
 
     def __call__(self) -> _T:
-        """What the files hold, or have held when they were all right the last time. Never raises."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return self._value
-        self._next_look = now + LOOK_SECONDS
-        if _states(self._files) != self._seen:
-            with self._lock:
-                state = _states(self._files)
-                # what could not be read may be fit all the same: that is tried again, but not at every use
-                if state != self._seen and (state != self._failed or time.monotonic() >= self._again):
-                    self._read_again(state)
+        """Never raises."""
+        # one thread looks, the others go on with what there is
+        if time.monotonic() >= self._next_look and self._lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._next_look = time.monotonic() + LOOK_SECONDS
+                self._lock.release()
         return self._value
 
-    def _read_again(self, state: tuple[object, ...]) -> None:
+    def _look(self) -> None:
         try:
-            self._value = self._load()
+            value = self._cached()
         except CredentialsError as error:
-            if state != self._failed:
+            if self._problem != str(error):
+                self._problem = str(error)
                 LOG.warning("replaced on disk by what cannot be used, the one read before stays in use: %s", error)
-            self._failed, self._again = state, time.monotonic() + RETRY_SECONDS
-        else:
-            self._seen, self._failed = state, None
+            return
+        self._problem = ""
+        if value is not self._value:
+            self._value = value
             LOG.info("read again, since it was replaced on disk: %s", ", ".join(map(str, self._files)))
 
 

@@ -18,7 +18,7 @@ from provisioner.choria.certificates import Pair
 from provisioner.choria.credentials import (
     CredentialsError,
     File,
-    Watched,
+    LastGood,
     attempt,
     lifetime_problem,
 )
@@ -107,8 +107,8 @@ class Organization:
 
     def expiries(self) -> Mapping[str, float]:
         expiries = {}
-        if "exp" in self._credentials().claims:
-            expiries["token"] = float(self._credentials().claims["exp"])
+        if "exp" in (claims := self._credentials().claims):
+            expiries["token"] = float(claims["exp"])
         if self._certificate:
             expiries["certificate"] = self._certificate().expiry
         return expiries
@@ -117,12 +117,12 @@ class Organization:
         credentials = self._credentials()
         return base64.b64encode(credentials.key.sign(request)).decode(), credentials.token
 
-    def _check(self) -> tuple[Watched[Credentials], Watched[Pair] | None]:
+    def _check(self) -> tuple[LastGood[Credentials], LastGood[Pair] | None]:
         problems: list[str] = []
         certificate = None
-        credentials = attempt(problems, lambda: Watched((self._token, self._seed), self._load))
+        credentials = attempt(problems, lambda: LastGood((self._token, self._seed), self._load))
         if files := self._certificate_files:
-            certificate = attempt(problems, lambda: Watched(files, lambda: certificates.load_pair(*files)))
+            certificate = attempt(problems, lambda: LastGood(files, lambda: certificates.load_pair(*files)))
             if pair := certificate and certificate():
                 attempt(problems, lambda: certificates.check_lifetime(files[0], pair.certificate, self._clock()))
         if ca := self._ca:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from provisioner.choria import certificates, tls
 from provisioner.choria.certificates import Pair
-from provisioner.choria.credentials import CredentialsError, File, Watched, attempt, lifetime_problem
+from provisioner.choria.credentials import CredentialsError, File, LastGood, attempt, lifetime_problem
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.settings import FILE_CA, FILE_CERTIFICATE, FILE_KEY, PROVIDER, SSLDIR, Settings
@@ -61,9 +61,9 @@ class X509:
     def expiries(self) -> Mapping[str, float]:
         return {"certificate": self._pair().expiry}
 
-    def _check(self, now: float) -> Watched[Pair]:
+    def _check(self, now: float) -> LastGood[Pair]:
         problems: list[str] = []
-        pair = attempt(problems, lambda: Watched((self._certificate, self._key), self._load))
+        pair = attempt(problems, lambda: LastGood((self._certificate, self._key), self._load))
         if pair is not None:
             attempt(problems, lambda: certificates.check_lifetime(self._certificate, pair().certificate, now))
         attempt(problems, lambda: certificates.check_authorities(self._ca, now))

@@ -23,7 +23,7 @@ from provisioner.choria.security import Security
 from provisioner.choria.settings import CHORIA_KEY, FILE_KEY, SEED_FILE, TOKEN_FILE, Settings
 from provisioner.config import Config
 from provisioner.errors import ConfigurationError
-from provisioner.exposure import Watched
+from provisioner.exposure import GuardedFile
 from provisioner.host.provision import Provisioner
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
@@ -53,7 +53,7 @@ class Setup:
     @property
     def warnings(self) -> tuple[str, ...]:
         """One line each, what the operator should know although it stops nothing."""
-        exposed = exposure.warnings(watched(self.config, self.choria))
+        exposed = exposure.warnings(guarded_files(self.config, self.choria))
         return (*self.config.warnings, *self.choria.warnings, *self.network.warnings, *exposed)
 
     def expiries(self) -> dict[str, float]:
@@ -226,24 +226,24 @@ def expiries(network: Security | None, issuer: Issuer | None) -> dict[str, float
     return {**(network.expiries() if network else {}), **(issuer.expiries() if issuer else {})}
 
 
-def watched(conf: Config, choria: Settings) -> list[Watched]:
+def guarded_files(conf: Config, choria: Settings) -> list[GuardedFile]:
     """The files that hold secrets, or decide what is done, in this configuration."""
     files = [
-        Watched("", str(conf.path), exposure.SECRET),
-        Watched("", str(choria.path), exposure.TRUSTED),
-        Watched("helper", shutil.which(conf.helper[0]) or "", exposure.TRUSTED),
+        GuardedFile("", str(conf.path), exposure.SECRET),
+        GuardedFile("", str(choria.path), exposure.TRUSTED),
+        GuardedFile("helper", shutil.which(conf.helper[0]) or "", exposure.TRUSTED),
     ]
     if conf.features.ed25519:
-        files.append(Watched("jwt_signing_key", conf.jwt_signing_key, exposure.KEY))
-        files.append(Watched("jwt_signing_token", conf.jwt_signing_token, exposure.KEY))
+        files.append(GuardedFile("jwt_signing_key", conf.jwt_signing_key, exposure.KEY))
+        files.append(GuardedFile("jwt_signing_token", conf.jwt_signing_token, exposure.KEY))
     if conf.choria_insecure:
         return files
     if choria.provider == "choria":
-        files.append(Watched(SEED_FILE, choria.choria_seed_file, exposure.KEY))
-        files.append(Watched(TOKEN_FILE, choria.choria_token_file, exposure.KEY))
-        files.append(Watched(CHORIA_KEY, choria.choria_key, exposure.KEY))
+        files.append(GuardedFile(SEED_FILE, choria.choria_seed_file, exposure.KEY))
+        files.append(GuardedFile(TOKEN_FILE, choria.choria_token_file, exposure.KEY))
+        files.append(GuardedFile(CHORIA_KEY, choria.choria_key, exposure.KEY))
     else:
         # Puppet shares its keys with its group
         limit = exposure.SECRET if choria.provider == "puppet" else exposure.KEY
-        files.append(Watched(FILE_KEY, choria.file_key, limit))
+        files.append(GuardedFile(FILE_KEY, choria.file_key, limit))
     return files

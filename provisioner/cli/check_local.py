@@ -13,7 +13,7 @@ from provisioner.choria import brokers
 from provisioner.choria.credentials import EXPIRY_WARNING_SECONDS, date
 from provisioner.choria.settings import Settings
 from provisioner.cli import daemon, sample_input
-from provisioner.cli.assembly import Area, Reading, expiries, watched
+from provisioner.cli.assembly import Area, Reading, expiries, guarded_files
 from provisioner.cli.findings import Report
 from provisioner.cli.helper_view import View
 from provisioner.cli.options import PID_FILE
@@ -88,7 +88,7 @@ def credentials(report: Report, reading: Reading) -> None:
 def exposed_files(report: Report, conf: Config, choria: Settings) -> None:
     """Files that more people may read or write than is good."""
     with report.part("exposure"):
-        files = [file for file in watched(conf, choria) if file.path]
+        files = [file for file in guarded_files(conf, choria) if file.path]
         lines = exposure.warnings(files)
         for line in lines:
             report.warning("exposure", line)
