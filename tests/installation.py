@@ -36,7 +36,7 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
     while True:
-        ports = random.sample(PORTS, count)
+        ports = random.SystemRandom().sample(PORTS, count)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for port in ports:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -130,7 +131,7 @@ def connector(server: NatsServer, login: dict[str, str]) -> Connector:
     connector = Connector(
         lambda: [broker],
         name=login["user"],
-        reply_prefix=f"test.{random.randbytes(8).hex()}",
+        reply_prefix=f"test.{uuid.uuid4().hex}",
         authenticate=lambda _: login,
         tls_context=tls.system_trust_context,
         metrics=ConnectorMetrics(),

@@ -305,7 +305,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
         stages = {way: Stage(directory / way.__name__, stack) for way in EVERYWHERE}
         on_the_way = {way: way(stage) for way, stage in stages.items()}
         awaited: dict[Callable[[Stage], Way], Callable[[], object]] = dict.fromkeys(EVERYWHERE, lambda: True)
-        give_up = time.monotonic() + 4 * PATIENCE_SECONDS
+        give_up = time.monotonic() + PATIENCE_SECONDS
         while {stage.has_left() for stage in stages.values()} != {True} and time.monotonic() < give_up:
             for way in [way for way, condition in awaited.items() if condition()]:
                 try:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -25,12 +26,18 @@ POLL_SECONDS = 0.01
 #: that keeps trying could otherwise be given the very port, and so take it or even connect to itself.
 PORTS = range(20000, 32000)
 
+#: Processes that seed `random` alike, as those of a test run may, must not choose the same ports.
+_RANDOM = random.SystemRandom()
+
 _CONFIGURATION = """
 listen: "{address}"
 pid_file: "{directory}/nats-server.pid"
 log_file: "{directory}/nats-server.log"
 {config}
 """
+
+#: In the INFO that a server begins with; it logs the same when it starts.
+_SERVER_ID = re.compile(rb'^INFO {"server_id":"(\w+)"')
 
 #: Ends the server when this process is gone, in whatever way: then the pipe at the guard's input is closed.
 _GUARD = 'read _; kill -9 "$1"'
@@ -159,8 +166,10 @@ class NatsServer:
             self._process = None
 
     def _accepts(self) -> bool:
+        """Whether it is there; another server may have got the port."""
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), PATIENCE_SECONDS) as probe:
-            return probe.recv(4) == b"INFO"
+            found = _SERVER_ID.search(probe.recv(4096))
+            return found is not None and found[1] in self.log_file.read_bytes()
         return False
 
     def _last_words(self) -> str:
@@ -180,7 +189,7 @@ def _executable() -> str:
 def _free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
-        port = random.choice(PORTS)
+        port = _RANDOM.choice(PORTS)
         with contextlib.suppress(OSError), socket.socket(family) as probe:
             probe.bind((host, port))
             return port

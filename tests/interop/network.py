@@ -166,6 +166,6 @@ class Network:
 
 def _free_port() -> int:
     while True:
-        port = random.choice(PORTS)
+        port = random.SystemRandom().choice(PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
