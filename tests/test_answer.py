@@ -6,13 +6,15 @@ import contextlib
 import json
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import contract
+from provisioner.contract import AnswerError
 from provisioner.errors import HostError
-from provisioner.host.answer import Answer, AnswerError, ServerClaims, check, parse
+from provisioner.host.answer import Answer, ServerClaims, parse
 
 PREFIX = "the helper's answer is refused: "
 PROVISION = "plugin.choria.server.provision"
@@ -36,11 +38,19 @@ def checked(
     """The warnings, or the error."""
     given_answer = Answer(**{"configuration": CONFIGURATION, **members})
     try:
-        return check(
-            given_answer, identity="n1.example.net", csr_ssldir=csr_ssldir, provision_default=provision_default
-        ), ""
+        return check(given_answer, csr_ssldir=csr_ssldir, provision_default=provision_default), ""
     except AnswerError as error:
         return [], str(error).removeprefix(PREFIX)
+
+
+def check(wanted: Answer, *, csr_ssldir: str | None, provision_default: bool | None) -> list[str]:
+    """The warnings."""
+    return contract.check(
+        attrs.asdict(wanted, recurse=False),
+        identity="n1.example.net",
+        csr_ssldir=csr_ssldir,
+        provision_default=provision_default,
+    )
 
 
 def problem(**members: Any) -> str:
@@ -241,7 +251,7 @@ def test_any_json_is_read_and_checked_or_an_answer_error_of_one_line(
     lines: list[str] = []
     try:
         read = parse(json.dumps(members).encode())
-        lines = check(read, identity="n1", csr_ssldir=csr_ssldir, provision_default=provision_default)
+        lines = check(read, csr_ssldir=csr_ssldir, provision_default=provision_default)
     except AnswerError as error:
         lines = [str(error)]
     assert all(line.isprintable() for line in lines)
@@ -264,7 +274,7 @@ TEXTS = st.dictionaries(st.text(), st.text(), max_size=4)
 )
 def test_an_answer_that_passes_writes_the_lines_it_names_and_no_other(wanted: Answer) -> None:
     try:
-        check(wanted, identity="n1", csr_ssldir=None, provision_default=False)
+        check(wanted, csr_ssldir=None, provision_default=False)
     except AnswerError:
         return
     if not wanted.defer:

@@ -266,7 +266,7 @@ def test_the_main_thread_is_alive_however_long_a_discovery_takes(
 
     problems = set()
     while "discovered no server" not in caplog.text:
-        problems.add(daemon.scheduler.liveness()["main"]().problem)
+        problems.add(daemon.scheduler.liveness["main"]().problem)
         time.sleep(0.02)
     assert problems == {None}
 
@@ -347,8 +347,8 @@ def test_a_broker_that_is_away_is_an_error_of_the_discovery_and_not_of_the_daemo
 
     eventually(lambda: daemon["discovery_errors"] == 1)
     assert daemon["discover_cycles"] == 2
-    assert daemon.scheduler.liveness()["main"]().problem is None
-    assert daemon.scheduler.readiness()["broker"]().problem == "not connected"
+    assert daemon.scheduler.liveness["main"]().problem is None
+    assert daemon.scheduler.readiness["broker"]().problem == "not connected"
 
 
 AWKWARD_EVENTS = {
@@ -483,7 +483,7 @@ def test_misbehaving_servers_do_not_keep_the_good_ones_from_being_provisioned(
     daemon.start()
 
     assert fleet.wait(lambda counts: counts.complete, 2 * PATIENCE_SECONDS)
-    assert not any(check().problem for check in daemon.scheduler.liveness().values())
+    assert not any(check().problem for check in daemon.scheduler.liveness.values())
 
 
 def test_hosts_in_work_are_finished_within_the_grace_time(daemon: Daemon, start_fleet: StartFleet) -> None:
@@ -669,11 +669,11 @@ def test_an_instance_that_is_to_be_elected_is_paused_before_anything_starts(
     daemon.start()
 
     eventually(lambda: "not discovering: paused" in caplog.messages)
-    assert list(daemon.scheduler.liveness()) == [
+    assert list(daemon.scheduler.liveness) == [
         *("main", "connector-reader", "election", "listener", "finisher"),
         *(f"worker-{number}" for number in range(1, 5)),
     ]
-    assert list(daemon.scheduler.readiness()) == ["broker", "election"]
+    assert list(daemon.scheduler.readiness) == ["broker", "election"]
     assert fleet.counts().discoveries == daemon["discover_cycles"] == 0
 
 
@@ -805,7 +805,7 @@ def test_a_host_that_is_taken_after_the_request_to_leave_is_not_provisioned(
 def test_liveness_stays_fine_during_a_grace_time_that_is_long(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(shutdown_grace=3600.0)
     daemon.scheduler._turned = time.monotonic() - TURN_LIMIT_SECONDS - 1
-    main = daemon.scheduler.liveness()["main"]
+    main = daemon.scheduler.liveness["main"]
     assert main().problem == "the turn has lasted 31 s"
     daemon.shutdown.request()
 

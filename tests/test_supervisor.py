@@ -407,7 +407,7 @@ class TestDaemon:
 
     def test_the_age_of_every_turn_is_shown(self, daemon: Daemon) -> None:
         with MonitorServer(
-            "127.0.0.1", 0, metrics=bytes, liveness=daemon.scheduler.liveness(), readiness=daemon.scheduler.readiness()
+            "127.0.0.1", 0, metrics=bytes, liveness=daemon.scheduler.liveness, readiness=daemon.scheduler.readiness
         ) as server:
             status, page = get(server, "/livez?verbose")
             names = ["main", "connector-reader", "election", "listener", "finisher", "worker-1"]
@@ -421,7 +421,7 @@ class TestDaemon:
     ) -> None:
         daemon.scheduler._each_turn = lambda: void(gate.wait(PATIENCE_SECONDS))  # the main thread takes its time
         trap = set_trap(loop_of(daemon, "worker-1"))
-        with MonitorServer("127.0.0.1", 0, metrics=bytes, liveness=daemon.scheduler.liveness(), readiness={}) as server:
+        with MonitorServer("127.0.0.1", 0, metrics=bytes, liveness=daemon.scheduler.liveness, readiness={}) as server:
             eventually(lambda: re.fullmatch(r"worker-1: the turn has lasted \d+ s\n", get(server, "/livez")[1]))
             assert get(server, "/livez")[0] == 503
             gate.set()

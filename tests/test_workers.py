@@ -49,13 +49,13 @@ class Pool:
         self.worker = Worker(
             1,
             self._provision,
-            self.registry,
-            self.finisher,
-            self.metrics,
-            self.shutdown,
+            limit=10,
             paused=lambda: self.paused,
-            helper_timeout=10,
+            registry=self.registry,
+            finisher=self.finisher,
             history=self.history,
+            metrics=self.metrics,
+            shutdown=self.shutdown,
         )
 
     def _provision(self, host: Host) -> Outcome:

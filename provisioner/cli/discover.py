@@ -19,7 +19,7 @@ from provisioner.cli.assembly import Setup
 from provisioner.cli.daemon import Trouble
 from provisioner.cli.waiting import CLOCK_TOLERANCE_SECONDS
 from provisioner.durations import span
-from provisioner.hosts.scheduler import PROVISIONING_AGENT
+from provisioner.host.node import PROVISIONING_AGENT
 from provisioner.monitor.metrics import Metrics
 from provisioner.text import printable
 

@@ -15,13 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from provisioner.cli import assembly, options, rivals
 from provisioner.cli.helper_view import View, certificate_problems
 from provisioner.config import Config
-from provisioner.errors import ConfigurationError, HostError, ProvisionerError
-from provisioner.host import answer, helper, provision, upgrades
+from provisioner.contract import NO_CONFIGURATION, AnswerError
+from provisioner.errors import ConfigurationError, ProvisionerError
+from provisioner.host import answer, helper, provision
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts, FactsError, parse
 from provisioner.host.host import Host
 from provisioner.host.node import Token
 from provisioner.host.server_jwt import Issuer
+from provisioner.host.upgrades import UpgradeError
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
 
@@ -170,10 +172,12 @@ def _consequences(run: _Run, wanted: Answer, view: View) -> Iterable[str]:
     warnings = [*provision.check(facts, wanted, upgrades=run.config.features.upgrades), *run.notes]
     warnings += certificate_problems(wanted, facts)
     inputs = provision.inputs(facts, wanted, run.issuer)
-    lines = [f"  warning: {view.text(line)}" for line in warnings]
-    if _upgrades(run, wanted):
+    upgrade, problem = _upgrade(run.config, facts, wanted.upgrade)
+    lines = [f"  warning: {view.text(line)}" for line in (*warnings, *problem)]
+    if upgrade:
         return [*lines, f"  choria_provision#release_update to {view.text(wanted.upgrade)}; it comes back for the rest"]
-    answer.check_configured(wanted)
+    if not wanted.configuration:
+        raise AnswerError(NO_CONFIGURATION)
     return [
         *lines,
         "  choria_provision#configure with",
@@ -182,22 +186,14 @@ def _consequences(run: _Run, wanted: Answer, view: View) -> Iterable[str]:
     ]
 
 
-def _upgrades(run: _Run, wanted: Answer) -> bool:
-    """Whether the server would be sent to another version."""
-    conf, inventory = run.config, run.facts.inventory
-    if not (conf.features.upgrades and wanted.upgrade):
-        return False
+def _upgrade(conf: Config, facts: Facts, target: str) -> tuple[bool, list[str]]:
+    """Whether the server would be sent to another version first, and a warning if it should be and cannot."""
     try:
-        return upgrades.is_due(
-            version=inventory.version,
-            upgradable=inventory.upgradable,
-            target=wanted.upgrade,
-            repository=conf.upgrades_repository,
-        )
-    except HostError:
+        return provision.upgrade_due(conf, facts, target), []
+    except UpgradeError as error:
         if not conf.upgrades_optional:
             raise
-        return False
+        return False, [f"configured without an upgrade: {error}"]
 
 
 def _section(title: str, lines: Iterable[str]) -> None:

@@ -86,9 +86,6 @@ def _heed_signals(shutdown: Shutdown, reopening: logs.Reopening) -> None:
 
 
 def _assemble(setup: Setup, metrics: Metrics, shutdown: Shutdown, reopening: logs.Reopening) -> Scheduler:
-    conf = setup.config
-    metrics.paused.set_function(lambda: int(conf.paused))
-    metrics.leader.set_function(lambda: int(not conf.paused))
     remind = ExpiryReminder(setup.expiries)
 
     def each_turn() -> None:
@@ -103,7 +100,7 @@ def _monitor(conf: Config, metrics: Metrics, scheduler: Scheduler) -> MonitorSer
         conf.monitor_address,
         conf.monitor_port,
         metrics=metrics.render,
-        liveness=scheduler.liveness(),
-        readiness=scheduler.readiness(),
+        liveness=scheduler.liveness,
+        readiness=scheduler.readiness,
         status=scheduler.overview.look,
     )

@@ -6,7 +6,7 @@ from provisioner.choria import discovery
 from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
 from provisioner.cli.assembly import Setup
-from provisioner.hosts.scheduler import PROVISIONING_AGENT
+from provisioner.host.node import PROVISIONING_AGENT
 
 #: A difference between two clocks that is worth telling: a broker takes no token that is a second early.
 CLOCK_TOLERANCE_SECONDS = 3.0

@@ -1,20 +1,10 @@
-"""What the helper answered: read strictly, then checked for what a server would choke on half-way."""
+"""What the helper answered."""
 
 from __future__ import annotations
 
 import attrs
 
 from provisioner import contract
-from provisioner.contract import AnswerError
-
-__all__ = [
-    "Answer",
-    "AnswerError",
-    "ServerClaims",
-    "check",
-    "check_configured",
-    "parse",
-]
 
 
 @attrs.frozen(kw_only=True)
@@ -58,33 +48,7 @@ class Answer:
 def parse(stdout: bytes) -> Answer:
     """Read what the helper printed: one JSON document, an object. See :func:`provisioner.contract.read`.
 
-    :raises AnswerError: anything else than such a document, or a value of the wrong type in it
+    :raises provisioner.contract.AnswerError: anything else than such a document, or a value of the wrong type in it
     """
     members = contract.read(contract.document(stdout))
     return Answer(**members | {"server_claims": ServerClaims(**members["server_claims"])})
-
-
-def check(
-    answer: Answer, *, identity: str, csr_ssldir: str | None, provision_default: bool | None, upgrades: bool = False
-) -> list[str]:
-    """Check for what would make the server fail half-way, or be lost. See :func:`provisioner.contract.check`.
-
-    :returns: warnings, one line each
-    :raises AnswerError: names what is wrong
-    """
-    return contract.check(
-        attrs.asdict(answer, recurse=False),
-        identity=identity,
-        csr_ssldir=csr_ssldir,
-        provision_default=provision_default,
-        upgrades=upgrades,
-    )
-
-
-def check_configured(answer: Answer) -> None:
-    """Check that there is something to configure the server with.
-
-    :raises AnswerError: when there is not
-    """
-    if not answer.configuration:
-        raise AnswerError(contract.NO_CONFIGURATION)

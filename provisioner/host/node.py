@@ -34,9 +34,11 @@ from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
 
+#: The agent that servers run exactly while they want to be provisioned.
+PROVISIONING_AGENT = "choria_provision"
 #: What each agent may take for an action. A request waits that long and the discovery timeout on top, as in the Go
 #: original.
-AGENT_TIMEOUT_SECONDS = {"choria_provision": 20.0, "rpcutil": 2.0}
+AGENT_TIMEOUT_SECONDS = {PROVISIONING_AGENT: 20.0, "rpcutil": 2.0}
 #: How often a wait between two tries looks whether to go on.
 CHECK_SECONDS = 0.1
 #: How long servers get to come back to a broker that was away: they try again with pauses that grow by half a second.
@@ -57,7 +59,7 @@ _ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER = frozenset((1, _FIELD - 1, 0, _ORDER_8, _FIELD - _ORDER_8))
 
 #: Failures after which the server may have heard the request.
-_UNHEARD = (SilenceError, NoBrokerError, ConnectionLostError)
+_UNANSWERED = (SilenceError, NoBrokerError, ConnectionLostError)
 
 _T = TypeVar("_T")
 
@@ -66,13 +68,15 @@ _T = TypeVar("_T")
 class _Action:
     """An action and how often it is tried.
 
-    :ivar repeated_unheard: it is sent again even when it may be under way, since no reply came to an earlier try
+    :ivar repeat_unanswered: it is sent again even when it may be under way, since no reply came to an earlier try
+    :ivar must_arrive: it is sent even when provisioning is paused meanwhile, and when replies contradict each other
     """
 
     agent: str
     name: str
     tries: int
-    repeated_unheard: bool = True
+    repeat_unanswered: bool = True
+    must_arrive: bool = False
 
     @property
     def label(self) -> str:
@@ -80,26 +84,40 @@ class _Action:
 
     def ends_with(self, error: RPCError | ConnectorError) -> bool:
         """Whether a failed try is the last one, however many are left."""
-        if isinstance(error, _UNHEARD):
-            return not self.repeated_unheard
+        if isinstance(error, _UNANSWERED):
+            return not self.repeat_unanswered
         return isinstance(error, PayloadTooLargeError) or (isinstance(error, RPCError) and error.final)
 
+    def timeout(self, discovery_timeout: float) -> float:
+        """Seconds to wait for a reply."""
+        return AGENT_TIMEOUT_SECONDS[self.agent] + discovery_timeout
 
-JWT = _Action("choria_provision", "jwt", tries=3)
-GEN25519 = _Action("choria_provision", "gen25519", tries=5)
+
+JWT = _Action(PROVISIONING_AGENT, "jwt", tries=3)
+GEN25519 = _Action(PROVISIONING_AGENT, "gen25519", tries=5)
 INVENTORY = _Action("rpcutil", "inventory", tries=5)
-GENCSR = _Action("choria_provision", "gencsr", tries=1)
-RELEASE_UPDATE = _Action("choria_provision", "release_update", tries=3, repeated_unheard=False)
-CONFIGURE = _Action("choria_provision", "configure", tries=5)
-RESTART = _Action("choria_provision", "restart", tries=3)
-SHUTDOWN = _Action("choria_provision", "shutdown", tries=3)
+GENCSR = _Action(PROVISIONING_AGENT, "gencsr", tries=1)
+RELEASE_UPDATE = _Action(PROVISIONING_AGENT, "release_update", tries=3, repeat_unanswered=False)
+CONFIGURE = _Action(PROVISIONING_AGENT, "configure", tries=5)
+# a server that is configured would stay locked: neither a pause nor a forged reply may prevent its restart
+RESTART = _Action(PROVISIONING_AGENT, "restart", tries=3, must_arrive=True)
+SHUTDOWN = _Action(PROVISIONING_AGENT, "shutdown", tries=3)
+
+#: All that one cycle may take, and more.
+_CYCLE = (JWT, GEN25519, INVENTORY, GENCSR, RELEASE_UPDATE, CONFIGURE, RESTART)
+
+
+def cycle_limit(discovery_timeout: float) -> float:
+    """Seconds that no cycle takes, its helper's time aside: every try may wait as long again for the broker, and then
+    for servers to come back to it."""
+    return sum(action.tries * 2 * (action.timeout(discovery_timeout) + RETURN_SECONDS) for action in _CYCLE)
 
 
 class StepError(HostError):
     """An RPC step was given up; the text names the action and the last reason."""
 
 
-class UnheardError(StepError):
+class UnansweredError(StepError):
     """A step was given up without a reply: whether the server has made it is unknown."""
 
 
@@ -189,7 +207,7 @@ class Node:
             nonce = secrets.token_hex(NONCE_BYTES)
             return _signing_key(self._ask(GEN25519, self._with_token(nonce=nonce)), nonce)
 
-        return self._tries(GEN25519, attempt, even_when_paused=False)
+        return self._tries(GEN25519, attempt)
 
     def inventory(self) -> Inventory:
         """Get what it says about itself."""
@@ -211,14 +229,12 @@ class Node:
         return self._call(CONFIGURE, self._with_token(**inputs), _message)
 
     def restart(self) -> None:
-        """Have it restart with the new configuration. Not held back by a pause: it would stay configured, not
-        restarted, and locked.
-        """
-        self._leave(RESTART, self._with_token(splay=RESTART_SPLAY_SECONDS), even_when_paused=True)
+        """Have it restart with the new configuration."""
+        self._leave(RESTART, self._with_token(splay=RESTART_SPLAY_SECONDS))
 
     def shut_down(self) -> None:
         """Have it shut down for good."""
-        self._leave(SHUTDOWN, self._with_token(), even_when_paused=False)
+        self._leave(SHUTDOWN, self._with_token())
 
     def paused(self) -> str | None:
         """Why this server is to be left alone now, if so."""
@@ -229,19 +245,18 @@ class Node:
     def _with_token(self, **inputs: object) -> dict[str, object]:
         return {"token": self.config.token, **inputs}
 
-    def _leave(self, action: _Action, inputs: Mapping[str, Any], *, even_when_paused: bool) -> None:
+    def _leave(self, action: _Action, inputs: Mapping[str, Any]) -> None:
         """An action after which the server is gone, so that its reply may never come.
 
-        Once a try may have been heard, a silence means that it was, since a server that is about to leave no longer
-        answers, and so does that nobody is there. Where the connection broke, servers first get the time to come
-        back.
+        After a try that the server may have heard, silence or nobody there counts as success: a server that is about
+        to leave no longer answers. If the connection broke, servers first get the time to come back.
         """
         heard = lost = False
 
         def attempt() -> None:
             nonlocal heard, lost
             if lost:
-                self._wait_for_return(action, lambda: self._held(even_when_paused) is not None)
+                self._wait_for_return(action)
             try:
                 _message(self._ask(action, inputs))
             except (SilenceError, NobodyError) as error:
@@ -253,42 +268,45 @@ class Node:
                 heard = lost = True
                 raise
 
-        self._tries(action, attempt, even_when_paused=even_when_paused)
+        self._tries(action, attempt)
 
-    def _wait_for_return(self, action: _Action, over: Callable[[], bool]) -> None:
+    def _wait_for_return(self, action: _Action) -> None:
         """Give servers the time to come back to a broker that was away. As long as it is, that time does not begin."""
+
+        def over() -> bool:
+            return self._held(action) is not None
+
         _wait(RETURN_SECONDS, over)
         if not self.session.connected:
-            _wait(self._timeout(action), lambda: self.session.connected or over())
+            _wait(action.timeout(self.discovery_timeout), lambda: self.session.connected or over())
             _wait(RETURN_SECONDS, over)
 
     def _call(self, action: _Action, inputs: Mapping[str, Any], opened: Callable[[RPCReply], _T]) -> _T:
-        return self._tries(action, lambda: opened(self._ask(action, inputs)), even_when_paused=False)
+        return self._tries(action, lambda: opened(self._ask(action, inputs)))
 
     def _ask(self, action: _Action, inputs: Mapping[str, Any]) -> RPCReply:
         with self.metrics.rpc_time[action.label].time():
-            # a server that is configured must restart, or it stays locked: a forged reply must not prevent that
-            despite = action is RESTART
             reply = self.session.call(
-                action.agent, action.name, inputs, timeout=self._timeout(action), despite_conflict=despite
+                action.agent,
+                action.name,
+                inputs,
+                timeout=action.timeout(self.discovery_timeout),
+                despite_conflict=action.must_arrive,
             )
         LOG.debug("%s was answered", action.label, extra=self._extra())
         return reply
 
-    def _timeout(self, action: _Action) -> float:
-        return self.discovery_timeout + AGENT_TIMEOUT_SECONDS[action.agent]
-
-    def _tries(self, action: _Action, attempt: Callable[[], _T], *, even_when_paused: bool) -> _T:
+    def _tries(self, action: _Action, attempt: Callable[[], _T]) -> _T:
         """Make up to `action.tries` tries with a growing pause between them."""
 
         def held() -> str | None:
-            return self._held(even_when_paused)
+            return self._held(action)
 
         self.host.at(action.label)
         tried = 0
         while True:
             # a broker that restarts must not use up the tries of every host in work
-            _wait(self._timeout(action), lambda: self.session.connected or held() is not None)
+            _wait(action.timeout(self.discovery_timeout), lambda: self.session.connected or held() is not None)
             if reason := held():
                 raise StepHeldError(f"{action.label} not sent: {reason}")
             tried += 1
@@ -306,17 +324,17 @@ class Node:
     def _extra(self) -> dict[str, str]:
         return {"identity": self.session.identity, "request_id": self.session.request_id}
 
-    def _held(self, even_when_paused: bool) -> str | None:
-        """Why nothing may be sent now, if so."""
+    def _held(self, action: _Action) -> str | None:
+        """Why an action may not be made now, if so."""
         if self.shutdown.expired:
             return "the provisioner is shutting down"
-        return None if even_when_paused else self.paused()
+        return None if action.must_arrive else self.paused()
 
 
 def _given_up(error: RPCError | ConnectorError) -> type[HostError]:
     if isinstance(error, RefusedError) and error.locked:
         return LockedError
-    return UnheardError if isinstance(error, _UNHEARD) else StepError
+    return UnansweredError if isinstance(error, _UNANSWERED) else StepError
 
 
 def _wait(seconds: float, over: Callable[[], bool]) -> None:

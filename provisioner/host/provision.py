@@ -11,15 +11,17 @@ from typing import Any
 
 import attrs
 
+from provisioner import contract
 from provisioner.choria.rpc import Client
 from provisioner.config import Config
+from provisioner.contract import AnswerError
 from provisioner.errors import DeferredError, HostError, SoftError
 from provisioner.host import answer, csr, helper, private_key, upgrades
-from provisioner.host.answer import Answer, AnswerError
+from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts
 from provisioner.host.helper import HelperError
 from provisioner.host.host import Host
-from provisioner.host.node import CSR, Node, UnheardError
+from provisioner.host.node import CSR, Node, UnansweredError
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
 from provisioner.monitor.metrics import Metrics
@@ -153,7 +155,8 @@ class Provisioner:
         configuration = inputs(facts, wanted, self.issuer)
         if self._upgrade(node, facts, wanted.upgrade):
             return Outcome.UPGRADING
-        answer.check_configured(wanted)
+        if not wanted.configuration:
+            raise AnswerError(contract.NO_CONFIGURATION)
         node.configure(configuration)
         node.restart()
         return Outcome.PROVISIONED
@@ -165,8 +168,6 @@ class Provisioner:
 
     def _upgrade(self, node: Node, facts: Facts, target: str) -> bool:
         """Send the server to the version that the helper named, if any; False when it is to be configured as it is."""
-        if not (self.config.features.upgrades and target):
-            return False
         try:
             return self._release_update(node, facts, target)
         except SoftError:
@@ -178,18 +179,15 @@ class Provisioner:
             return False
 
     def _release_update(self, node: Node, facts: Facts, target: str) -> bool:
-        version, repository = facts.inventory.version, self.config.upgrades_repository
-        due = upgrades.is_due(
-            version=version, upgradable=facts.inventory.upgradable, target=target, repository=repository
-        )
-        if not due:
+        version = facts.inventory.version
+        if not upgrade_due(self.config, facts, target):
             self._attempts.arrived(facts.identity, target)
             return False
         self._attempts.check(facts.identity, version=version, target=target)
         LOG.info("upgrading from %s to %s", printable(version), target, extra={"identity": facts.identity})
         try:
-            node.release_update(repository, target)
-        except UnheardError:
+            node.release_update(self.config.upgrades_repository, target)
+        except UnansweredError:
             # the update may be under way all the same: its reply does not come when it takes long
             self._attempts.add(facts.identity, target)
             raise
@@ -218,12 +216,28 @@ def check(facts: Facts, wanted: Answer, *, upgrades: bool) -> list[str]:
     :returns: warnings, one line each
     :raises AnswerError: names what is wrong
     """
-    return answer.check(
-        wanted,
+    return contract.check(
+        attrs.asdict(wanted, recurse=False),
         identity=facts.identity,
         csr_ssldir=facts.ssldir,
         provision_default=facts.provision_default,
         upgrades=upgrades,
+    )
+
+
+def upgrade_due(conf: Config, facts: Facts, target: str) -> bool:
+    """Whether a server has to be sent to another version before it is configured.
+
+    :param target: the version that the helper named; empty when it named none
+    :raises UpgradeError: it should be sent there and cannot
+    """
+    if not (conf.features.upgrades and target):
+        return False
+    return upgrades.is_due(
+        version=facts.inventory.version,
+        upgradable=facts.inventory.upgradable,
+        target=target,
+        repository=conf.upgrades_repository,
     )
 
 

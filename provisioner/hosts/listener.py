@@ -36,8 +36,9 @@ class Listener(Loop):
 
     def __init__(
         self,
-        config: Config,
         connector: Connector,
+        *,
+        config: Config,
         admission: Admission,
         history: History,
         registry: Registry,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -13,7 +13,7 @@ from provisioner.config import Config
 from provisioner.hosts.history import History
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.worker import Worker
-from provisioner.monitor import status
+from provisioner.monitor import health, status
 from provisioner.monitor.health import Checks
 from provisioner.monitor.metrics import Metrics
 from provisioner.monitor.status import Connection, Known, Queue, Role, Status, epoch
@@ -36,8 +36,8 @@ class Overview:
     history: History
     registry: Registry
     workers: Sequence[Worker]
-    liveness: Callable[[], Checks]
-    readiness: Callable[[], Checks]
+    liveness: Checks
+    readiness: Checks
     started: float = attrs.field(factory=time.monotonic)
 
     def look(self, search: str = "", limit: int | None = None) -> Status:
@@ -52,7 +52,7 @@ class Overview:
             version=__version__,
             started=epoch(self.started),
             role=self._role(),
-            problems=[*self.problems(), *_complaints(self.readiness())],
+            problems=[*self.problems(), *health.complaints(self.readiness)],
             connection=self._connection(),
             queue=Queue(
                 waiting=self.registry.waiting,
@@ -73,7 +73,7 @@ class Overview:
 
     def problems(self) -> list[str]:
         """What :attr:`liveness` has to complain about, one line each."""
-        return _complaints(self.liveness())
+        return health.complaints(self.liveness)
 
     def summary(self) -> str:
         """All of it in one line."""
@@ -107,8 +107,3 @@ class Overview:
             )
             for host in self.registry.find(search)[:limit]
         ]
-
-
-def _complaints(checks: Checks) -> list[str]:
-    results = ((name, check()) for name, check in checks.items())
-    return [f"{name}: {result.problem}" for name, result in results if result.problem]

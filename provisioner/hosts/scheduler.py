@@ -13,6 +13,7 @@ from provisioner import __version__, systemd
 from provisioner.choria import discovery, lifecycle
 from provisioner.choria.election import ELECTION, Key
 from provisioner.errors import ProvisionerError
+from provisioner.host import node
 from provisioner.host.host import Host
 from provisioner.host.provision import Provisioner
 from provisioner.hosts.admission import Admission
@@ -32,8 +33,6 @@ LOG = logging.getLogger(__name__)
 
 #: The component that this program announces itself as.
 COMPONENT = "provisioner"
-#: The agent that servers run exactly while they want to be provisioned.
-PROVISIONING_AGENT = "choria_provision"
 #: How long the threads may take to end once nothing holds them any more.
 LEAVE_SECONDS = 5.0
 #: When to discover again after the connection came back: servers may take 30 s longer, and do not announce it.
@@ -67,7 +66,7 @@ class Scheduler:
 
     :meth:`run` belongs to the main thread, :meth:`trigger` is for any.
 
-    :param each_turn: called in every turn of the main loop, several a second; must be quick
+    :param each_turn: called in every turn of the main thread, several a second; must be quick
     :ivar history: of the attempts of this instance
     :ivar overview: of all that this instance is at
     """
@@ -83,6 +82,8 @@ class Scheduler:
         self._first_reply = provisioner.discovery_timeout
         self.history = History(backoff=self._config.retry_backoff, interval=self._config.interval)
         self._metrics.troubled_nodes.set_function(self.history.troubled_count)
+        self._metrics.paused.set_function(lambda: int(self._config.paused))
+        self._metrics.leader.set_function(lambda: int(not self._config.paused))
         self._admission = Admission(self._config, self._metrics)
         self._registry = Registry(self._config.interval, self._metrics)
         self._finisher = Finisher(self._registry)
@@ -90,24 +91,24 @@ class Scheduler:
             Worker(
                 number,
                 provisioner.provision,
-                self._registry,
-                self._finisher,
-                self._metrics,
-                self._shutdown,
-                lambda: self._config.paused,
-                self._config.helper_timeout,
-                self.history,
+                limit=node.cycle_limit(provisioner.discovery_timeout) + self._config.helper_timeout,
+                paused=lambda: self._config.paused,
+                registry=self._registry,
+                finisher=self._finisher,
+                history=self.history,
+                metrics=self._metrics,
+                shutdown=self._shutdown,
             )
             for number in range(1, self._config.workers + 1)
         ]
         self._listener = Listener(
-            self._config,
             self._connector,
-            self._admission,
-            self.history,
-            self._registry,
-            self._metrics,
-            self._shutdown,
+            config=self._config,
+            admission=self._admission,
+            history=self.history,
+            registry=self._registry,
+            metrics=self._metrics,
+            shutdown=self._shutdown,
         )
         self._election = self._candidate() if self._config.leader_election else None
         # in the order in which they are started
@@ -115,6 +116,12 @@ class Scheduler:
         if self._election:
             loops.insert(0, self._election)
         self._supervisor = Supervisor(loops, {"connector-reader": self._connector.health})
+        #: That each thread's loop turned lately, which does not depend on the broker.
+        self.liveness: Checks = {"main": self._health, **self._supervisor.checks()}
+        #: That this instance can do its work, or could if it were the leader.
+        self.readiness: Checks = {"broker": self._broker}
+        if self._election:
+            self.readiness = {**self.readiness, "election": self._election.readiness}
         self.overview = Overview(
             identity=self._protocol.identity,
             config=self._config,
@@ -159,15 +166,6 @@ class Scheduler:
         with contextlib.suppress(queue.Full):
             self._triggers.put_nowait(reason)
 
-    def liveness(self) -> Checks:
-        """Checks by thread that its loop turned lately. They do not depend on the broker."""
-        return {"main": self._health, **self._supervisor.checks()}
-
-    def readiness(self) -> Checks:
-        """Checks that this instance can do its work, or would if it were the leader."""
-        election = {"election": self._election.readiness} if self._election else {}
-        return {"broker": self._broker, **election}
-
     def discover(self) -> None:
         """Ask the network who wants to be provisioned, and admit those who answer."""
         self._discovered = time.monotonic()
@@ -180,7 +178,7 @@ class Scheduler:
             sightings = discovery.discover(
                 self._connector,
                 self._protocol,
-                target_agent=PROVISIONING_AGENT,
+                target_agent=node.PROVISIONING_AGENT,
                 first_reply=self._first_reply,
                 interrupted=self._interrupted,
             )
@@ -223,19 +221,22 @@ class Scheduler:
         return health.of_turn(self._turned, limit)
 
     def _interrupted(self) -> bool:
-        """Asked often by a discovery, which may be configured to take long: that is a sign of life, too."""
-        self._turned = time.monotonic()
-        self._watchdog.feed()
+        """Asked often by a discovery, which may be configured to take long."""
+        self._live()
         return self._inert()
+
+    def _live(self) -> None:
+        """What is due in every turn, whatever the main thread is at."""
+        self._turned = time.monotonic()
+        self._each_turn()
+        self._watchdog.feed()
 
     def _inert(self) -> bool:
         return self._shutdown.requested or self._config.paused
 
     def _connect(self) -> bool:
         while not self._shutdown.requested:
-            self._turned = time.monotonic()
-            self._each_turn()
-            self._watchdog.feed()
+            self._live()
             if self._connector.connect(IDLE_SECONDS):
                 if self._connector.failure is not None:  # the broker was away, and servers come back after us
                     self._reconnected = time.monotonic()
@@ -253,12 +254,9 @@ class Scheduler:
         ticker = Ticker(self._config.interval, time.monotonic())
         self._discover_safely()
         while not self._shutdown.requested:
-            self._turned = time.monotonic()
             if not self._supervisor.mend():
-                self._shutdown.request()
                 return False
-            self._each_turn()
-            self._watchdog.feed()
+            self._live()
             try:
                 reason = self._triggers.get(timeout=min(IDLE_SECONDS, ticker.remaining(time.monotonic())))
                 LOG.info("discovering out of turn: %s", reason)

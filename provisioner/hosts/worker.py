@@ -21,9 +21,6 @@ LOG = logging.getLogger(__name__)
 
 #: A host whose server is about to leave stays known for this long, so that the next discovery does not admit it again.
 LEAVING_SECONDS = 60.0
-#: No cycle lasts this long, the helper's time aside: each of its some twenty tries takes up to 22 s, and as long again
-#: to wait for the broker.
-HOST_LIMIT_SECONDS = 1200.0
 
 _RESULTS = {
     Outcome.PROVISIONED: Result.PROVISIONED,
@@ -33,11 +30,11 @@ _RESULTS = {
 
 
 class Worker(Loop):
-    """One of the pool. A helper on a file system that hangs may hold its thread for ever, so that can be replaced.
+    """One of the pool. Its thread may be replaced while it is stuck, in a helper on a file system that hangs, say.
 
     :param provision: runs one host's cycle; raises :class:`HostError` for the failures that are expected
+    :param limit: seconds after which that is a sign that the thread is stuck
     :param paused: whether no host is to be taken
-    :param helper_timeout: seconds that the helper may take of a turn
     """
 
     replaceable = True
@@ -46,15 +43,16 @@ class Worker(Loop):
         self,
         number: int,
         provision: Callable[[Host], Outcome],
+        *,
+        limit: float,
+        paused: Callable[[], bool],
         registry: Registry,
         finisher: Finisher,
+        history: History,
         metrics: Metrics,
         shutdown: Shutdown,
-        paused: Callable[[], bool],
-        helper_timeout: float,
-        history: History,
     ) -> None:
-        super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=HOST_LIMIT_SECONDS + helper_timeout)
+        super().__init__(f"worker-{number}", lambda: shutdown.requested, limit=limit)
         self._provision = provision
         self._paused = paused
         self._registry = registry

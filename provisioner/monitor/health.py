@@ -25,6 +25,12 @@ class Health:
 Checks: TypeAlias = Mapping[str, Callable[[], Health]]
 
 
+def complaints(checks: Checks) -> list[str]:
+    """What checks have to complain about, one line each."""
+    results = ((name, check()) for name, check in checks.items())
+    return [f"{name}: {result.problem}" for name, result in results if result.problem]
+
+
 def of_turn(began: float, limit: float) -> Health:
     """The health of a thread whose present turn began at `began`, by the monotonic clock.
 

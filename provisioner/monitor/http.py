@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
+import attrs
+
 from provisioner.errors import ProvisionerError
 from provisioner.monitor import page
 from provisioner.monitor.health import Checks, Health
@@ -28,7 +30,7 @@ IO_TIMEOUT_SECONDS = 10.0
 CONNECTIONS_LIMIT = 64
 #: Answers about the status at a time, from the look to the last byte: with 50,000 nodes in trouble one has 20 MB.
 STATUS_LIMIT = 4
-#: Clients at a time that are told it or wait for their turn, and how long one waits.
+#: Clients at a time that get it or wait for their turn, and how long one waits.
 STATUS_LINE_LIMIT = 16
 STATUS_WAIT_SECONDS = 10.0
 #: Pause after a connection that could not be accepted.
@@ -43,8 +45,6 @@ SEARCH_CHARACTERS = 255
 
 _Page: TypeAlias = tuple[HTTPStatus, str, bytes]
 _Query: TypeAlias = Mapping[str, list[str]]
-
-_STATUS_PATHS = ("/", "/status.json")
 
 _HTML = "text/html; charset=utf-8"
 _JSON = "application/json"
@@ -89,16 +89,17 @@ class MonitorServer:
         readiness: Checks,
         status: Look | None = None,
     ) -> None:
-        pages: dict[str, Callable[[_Query], _Page]] = {
-            "/metrics": lambda _query: (HTTPStatus.OK, CONTENT_TYPE, metrics()),
-            "/livez": partial(_health, liveness),
-            "/healthz": partial(_health, liveness),
-            "/readyz": partial(_health, readiness),
+        routes = {
+            "/metrics": _Route(lambda _query: (HTTPStatus.OK, CONTENT_TYPE, metrics())),
+            "/livez": _Route(partial(_health, liveness)),
+            "/healthz": _Route(partial(_health, liveness)),
+            "/readyz": _Route(partial(_health, readiness)),
         }
         if status:
-            pages |= {"/": partial(_status_page, status), "/status.json": partial(_status_document, status)}
+            routes["/"] = _Route(partial(_status_page, status), large=True)
+            routes["/status.json"] = _Route(partial(_status_document, status), large=True)
         try:
-            self._server = _Server(address, port, pages)
+            self._server = _Server(address, port, routes)
         except OSError as error:
             where = f"{address or 'all addresses'}, port {port}"
             reason = error.strerror or error
@@ -122,12 +123,26 @@ class MonitorServer:
         self._server.server_close()
 
     def _serve(self) -> None:
-        while not self._stopping:
+        while True:
             try:
+                # at least once, or shutdown() would wait for it for ever
                 self._server.serve_forever(STOP_POLL_SECONDS)
             except Exception:  # the outermost frame of the thread
                 LOG.exception("bug in thread monitor")
                 time.sleep(ACCEPT_PAUSE_SECONDS)
+            if self._stopping:
+                return
+
+
+@attrs.frozen
+class _Route:
+    """What is served under a path.
+
+    :ivar large: it may have tens of megabytes, so only few clients get it at a time, see :meth:`_Server.status_turn`
+    """
+
+    page: Callable[[_Query], _Page]
+    large: bool = False
 
 
 class _Server(HTTPServer):
@@ -135,8 +150,8 @@ class _Server(HTTPServer):
 
     request_queue_size = CONNECTIONS_LIMIT
 
-    def __init__(self, address: str, port: int, pages: Mapping[str, Callable[[_Query], _Page]]) -> None:
-        self.pages = pages
+    def __init__(self, address: str, port: int, routes: Mapping[str, _Route]) -> None:
+        self.routes = routes
         self._status_line = threading.Semaphore(STATUS_LINE_LIMIT)
         self._status_turns = threading.Semaphore(STATUS_LIMIT)
         self._lock = threading.Lock()
@@ -194,9 +209,11 @@ class _Server(HTTPServer):
         super().server_close()
         with self._lock:
             connections = dict(self._connections)
-        for connection, thread in connections.items():
+        for connection in connections:
             _cut(connection)
-            thread.join(STOP_SECONDS)
+        give_up = time.monotonic() + STOP_SECONDS
+        for thread in connections.values():
+            thread.join(max(0.0, give_up - time.monotonic()))
 
     def _cut_oldest(self) -> None:
         oldest = next(iter(self._connections))
@@ -234,15 +251,15 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(HTTPStatus.BAD_REQUEST, _PLAIN, b"bad request\n")
             return
-        answer, query = self.server.pages.get(url.path), parse_qs(url.query, keep_blank_values=True)
-        if answer is None:
+        route, query = self.server.routes.get(url.path), parse_qs(url.query, keep_blank_values=True)
+        if route is None:
             self._send(HTTPStatus.NOT_FOUND, _PLAIN, b"not found\n")
-        elif url.path not in _STATUS_PATHS:
-            self._send(*answer(query))
+        elif not route.large:
+            self._send(*route.page(query))
         else:
             with self.server.status_turn() as came:
                 if came:
-                    self._send(*answer(query))
+                    self._send(*route.page(query))
                 else:  # the live page of a browser is to come back by itself
                     self._send(HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, b"too many ask for the status\n", Refresh="5")
 
