@@ -30,7 +30,7 @@ import provisioner
 from bench.table import Table
 from provisioner.cli import sample_input
 from provisioner.config import Features
-from provisioner.host import helper
+from provisioner.host import helper_process
 from provisioner.simulate import pki
 
 HELPER = ["/bin/sh", "-c", "cat >/dev/null; echo '{\"defer\": true}'"]
@@ -44,7 +44,7 @@ BARE = "import json, sys; json.load(sys.stdin); print(json.dumps({'defer': True}
 
 
 def ours() -> None:
-    helper.run(HELPER, DOCUMENT, timeout=10, cancelled=lambda: False)
+    helper_process.run(HELPER, DOCUMENT, timeout=10, cancelled=lambda: False)
 
 
 def subprocess_run() -> None:
@@ -144,7 +144,7 @@ def cost(command: Sequence[str], document: bytes, runs: int) -> float:
     """CPU milliseconds of one helper."""
     before = _children()
     for _ in range(runs):
-        helper.run(command, document, timeout=10, cancelled=lambda: False)
+        helper_process.run(command, document, timeout=10, cancelled=lambda: False)
     return (_children() - before) / runs * 1e3
 
 

@@ -30,7 +30,7 @@ LINE_LIMIT_BYTES = 64 * 1024 - 1
 #: The longest file name that the usual file systems take.
 FILE_NAME_LIMIT_BYTES = 255
 #: Expiry times end here, with the year 9999: the last that everybody can read.
-EXPIRY_LIMIT_SECONDS = 253_402_300_800
+YEAR_10000_SECONDS = 253_402_300_800
 #: How many problems one error names; a helper can make any number of them.
 PROBLEMS_NAMED = 5
 #: What a server's JWT may permit.
@@ -221,7 +221,7 @@ def _expiry(members: Mapping[str, Any], name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise AnswerError(f"{name}: seconds since the epoch are wanted, {_kind(value)} came")
-    if value >= EXPIRY_LIMIT_SECONDS:
+    if value >= YEAR_10000_SECONDS:
         raise AnswerError(f"{name}: seconds since the epoch are wanted, a time after the year 9999 came")
     return int(value)
 

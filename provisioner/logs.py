@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from provisioner.errors import ProvisionerError
+from provisioner.text import escaped
 
 #: The values of the ``loglevel`` setting.
 LEVELS = {
@@ -179,7 +180,7 @@ class Output:
     def __init__(self, descriptor: int, path: Path | None = None) -> None:
         self.descriptor = descriptor
         self._path = path
-        self._status = os.fstat(descriptor)
+        self._status = os.fstat(descriptor) if path else None
         self._inside_a_line = False
 
     def write(self, line: bytes, *, limit: float) -> None:
@@ -198,11 +199,13 @@ class Output:
             self._inside_a_line = bool(rest)
 
     def _write(self, chunk: memoryview, deadline: float) -> int:
-        if self._path is not None:  # one's own, which never blocks
+        if self._path is None:
+            _wait_until_writable(self.descriptor, deadline - time.monotonic())
+            return os.write(self.descriptor, chunk)
+        while True:  # one's own, which never blocks: others may have filled it after it was looked at
             with contextlib.suppress(BlockingIOError):
                 return os.write(self.descriptor, chunk)
-        _wait_until_writable(self.descriptor, deadline - time.monotonic())
-        return os.write(self.descriptor, chunk)
+            _wait_until_writable(self.descriptor, deadline - time.monotonic())
 
     def follow(self) -> None:
         """Open the file anew when there is another one under its path, or none.
@@ -219,7 +222,7 @@ class Output:
 
     def _is_in_place(self, path: Path) -> bool:
         try:
-            return os.path.samestat(path.stat(), self._status)
+            return self._status is not None and os.path.samestat(path.stat(), self._status)
         except OSError:
             return False
 
@@ -298,7 +301,7 @@ def _render_text(record: logging.LogRecord, *, tracebacks: bool, journal: bool) 
     lines = [f"{start}{_component(record)}: {_message(record)}{fields}"]
     if tracebacks:
         lines += [f"    {line}" for line in _traceback(record)]
-    return "\n".join(prefix + _printable(line) for line in lines)
+    return "\n".join(prefix + escaped(line) for line in lines)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -357,16 +360,6 @@ def _quoted(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and not any(character in text for character in ' "=\\')
     return text if plain else json.dumps(text)
-
-
-def _printable(line: str) -> str:
-    """Escape whatever could end a line, move the cursor or turn the direction of writing."""
-    if line.isprintable():
-        return line
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in line
-    )
 
 
 def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:

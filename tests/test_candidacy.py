@@ -29,7 +29,7 @@ from provisioner.hosts.election import (
     YIELD_SECONDS,
     Candidacy,
     Election,
-    Role,
+    Standing,
 )
 from provisioner.hosts.registry import Registry
 from provisioner.monitor.metrics import ElectionMetrics, Metrics
@@ -100,10 +100,10 @@ def test_the_second_good_write_makes_the_leader_and_each_next_write_names_the_la
     roles = []
     for sequence in (5, 6, 9):
         candidacy.written(sequence)
-        roles.append(candidacy.role)
+        roles.append(candidacy.standing)
         assert candidacy.expected(now=1000.0) == sequence
 
-    assert roles == [Role.ELECT, Role.LEADER, Role.LEADER]
+    assert roles == [Standing.ELECT, Standing.LEADER, Standing.LEADER]
 
 
 @pytest.mark.parametrize("writes", [1, 2])
@@ -116,7 +116,7 @@ def test_a_refusal_makes_a_candidate_of_whoever_held_the_key_who_leaves_it_to_ot
     candidacy.taken(50, now=100.0)
     candidacy.taken(50, now=101.0)
 
-    assert candidacy.role is Role.CANDIDATE
+    assert candidacy.standing is Standing.CANDIDATE
     assert candidacy.expected(now=119.9) == 0
     assert candidacy.expected(now=120.0) == 50
 
@@ -137,17 +137,17 @@ def test_a_leader_whose_writes_fail_tries_again_with_its_own_sequence(candidacy:
     candidacy.written(6)
     candidacy.failed()
 
-    assert (candidacy.role, candidacy.expected(now=100.0)) == (Role.LEADER, 6)
+    assert (candidacy.standing, candidacy.expected(now=100.0)) == (Standing.LEADER, 6)
 
 
 def test_a_leader_whose_lease_has_run_out_is_one_again_with_its_next_good_write(candidacy: Candidacy) -> None:
     candidacy.written(5)
     candidacy.written(6)
     candidacy.lapsed()
-    assert (candidacy.role, candidacy.expected(now=100.0)) == (Role.ELECT, 6)
+    assert (candidacy.standing, candidacy.expected(now=100.0)) == (Standing.ELECT, 6)
 
     candidacy.written(7)
-    assert candidacy.role is Role.LEADER
+    assert candidacy.standing is Standing.LEADER
 
 
 class TestWaits:

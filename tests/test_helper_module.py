@@ -35,9 +35,9 @@ from provisioner.helper import (
     shutdown,
     try_out,
 )
-from provisioner.host import answer, helper
+from provisioner.host import answer, helper_process
 from provisioner.host.facts import parse
-from provisioner.host.helper import ExitError, Output
+from provisioner.host.helper_process import ExitError, Output
 from provisioner.host.provision import check
 
 GUIDE = Path(__file__).parent.parent / "docs/helpers.md"
@@ -340,7 +340,7 @@ class Program:
 
     def run(self, document: bytes | None = None) -> Output:
         document = CERTIFICATES.read_bytes() if document is None else document
-        return helper.run(self.command, document, timeout=30, cancelled=lambda: False)
+        return helper_process.run(self.command, document, timeout=30, cancelled=lambda: False)
 
     def complaint(self, document: bytes | None = None) -> str:
         """What it says when it fails, which is one line."""
@@ -487,7 +487,7 @@ def documented(language: str) -> list[str]:
 def test_the_shell_script_of_the_guide_is_one_that_the_daemon_takes() -> None:
     (script,) = documented("sh")
     document = CERTIFICATES.read_bytes()
-    output = helper.run(["/bin/sh", "-c", script], document, timeout=30, cancelled=lambda: False)
+    output = helper_process.run(["/bin/sh", "-c", script], document, timeout=30, cancelled=lambda: False)
     assert check(parse(document), answer.parse(output.stdout), upgrades=False) == []
 
 

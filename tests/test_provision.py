@@ -28,7 +28,7 @@ from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import BadReplyError, Client, RPCReply, Session
 from provisioner.config import Config
 from provisioner.errors import HostError, SoftError
-from provisioner.host import helper, node
+from provisioner.host import helper_process, node
 from provisioner.host.host import Host
 from provisioner.host.provision import Outcome, Provisioner
 from provisioner.host.provisioning_jwt import Verifier
@@ -402,13 +402,13 @@ class TestRetries:
     def test_a_host_is_not_shut_down_when_the_pause_began_while_the_helper_ran(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = helper.run
+        run = helper_process.run
 
-        def pausing(*arguments: Any, **options: Any) -> helper.Output:
+        def pausing(*arguments: Any, **options: Any) -> helper_process.Output:
             bench.config.pause()
             return run(*arguments, **options)
 
-        monkeypatch.setattr(helper, "run", pausing)
+        monkeypatch.setattr(helper_process, "run", pausing)
         bench.answer(shutdown=True)
 
         with pytest.raises(SoftError, match="shutdown not sent: provisioning is paused"):

@@ -33,10 +33,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from provisioner.host import answer, helper
+from provisioner.host import answer, helper_process
 from provisioner.host.answer import Answer
 from provisioner.host.facts import parse
-from provisioner.host.helper import ExitError
+from provisioner.host.helper_process import ExitError
 from provisioner.host.provision import check
 from provisioner.simulate import csr, pki
 from provisioner.simulate.broker import NatsServer
@@ -101,7 +101,7 @@ class Sample:
     def run(self, document: bytes | None = None) -> tuple[Answer, str]:
         """Run it as the daemon does; gives its answer, which the daemon would take, and its standard error."""
         document = SAVED[self.name].read_bytes() if document is None else document
-        output = helper.run(self.command, document, timeout=PATIENCE_SECONDS, cancelled=lambda: False)
+        output = helper_process.run(self.command, document, timeout=PATIENCE_SECONDS, cancelled=lambda: False)
         wanted = answer.parse(output.stdout)
         assert check(parse(document), wanted, upgrades=False) == []
         return wanted, output.stderr
@@ -458,7 +458,7 @@ def test_what_openssl_chokes_on_is_told(site: Path, api: Api) -> None:
     members = {"csr": "-----BEGIN CERTIFICATE REQUEST-----\nMIIB\n-----END CERTIFICATE REQUEST-----\n"}
     document = changed("x509.sh", csr={"public_key": "", **members, "ssldir": "/etc/choria/ssl"})
     with pytest.raises(ExitError, match=r"openssl could not sign the request$"):
-        helper.run(sample.command, document, timeout=PATIENCE_SECONDS, cancelled=lambda: False)
+        helper_process.run(sample.command, document, timeout=PATIENCE_SECONDS, cancelled=lambda: False)
 
 
 class TestApi:

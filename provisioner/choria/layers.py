@@ -9,9 +9,7 @@ import json
 from typing import Any, TypeVar
 
 from provisioner.choria.protocol import ProtocolError
-
-#: Where calendars end: the year 10000.
-LAST_SECOND = 253402300800
+from provisioner.contract import YEAR_10000_SECONDS
 
 _T = TypeVar("_T")
 
@@ -51,7 +49,7 @@ def moment(layer: dict[str, Any], key: str, *, per_second: int = 1) -> float | N
     :param per_second: how many of the units that it is written in make a second
     """
     value = layer.get(key)
-    if type(value) is not int or not 0 <= value < LAST_SECOND * per_second:
+    if type(value) is not int or not 0 <= value < YEAR_10000_SECONDS * per_second:
         return None
     return value / per_second
 

@@ -22,11 +22,11 @@ from provisioner.choria.credentials import (
     attempt,
     lifetime_problem,
 )
-from provisioner.choria.layers import LAST_SECOND
 from provisioner.choria.nats import WireError
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v2 import ProtocolV2
 from provisioner.choria.settings import CHORIA_CA, CHORIA_CERTIFICATE, CHORIA_KEY, SEED_FILE, TOKEN_FILE, Settings
+from provisioner.contract import YEAR_10000_SECONDS
 
 #: What `purpose` says in the JWT of a client.
 PURPOSE = "choria_client_id"
@@ -186,7 +186,7 @@ def _read_token(file: File) -> tuple[str, dict[str, Any]]:
         raise file.error("holds no JWT")
     for name in ("nbf", "exp"):
         time = claims.get(name, 0)
-        if not isinstance(time, int | float) or isinstance(time, bool) or not 0 <= time < LAST_SECOND:
+        if not isinstance(time, int | float) or isinstance(time, bool) or not 0 <= time < YEAR_10000_SECONDS:
             raise file.error(f"holds a JWT whose claim {name} is not a number")
     return token, claims
 

@@ -19,8 +19,8 @@ from provisioner.cli.helper_view import View
 from provisioner.cli.options import PID_FILE
 from provisioner.config import Config
 from provisioner.errors import ProvisionerError
-from provisioner.host import answer, helper
-from provisioner.host.helper import ExitError
+from provisioner.host import answer, helper_process
+from provisioner.host.helper_process import ExitError
 from provisioner.host.provision import check, secrets
 from provisioner.monitor.http import MonitorServer
 
@@ -112,7 +112,7 @@ def helper_program(report: Report, conf: Config, *, run: bool) -> None:
         program = conf.helper[0]
         if shutil.which(program) is None:
             # in the words in which the daemon would say it
-            helper.run(conf.helper, b"{}", timeout=conf.helper_timeout, cancelled=lambda: False)
+            helper_process.run(conf.helper, b"{}", timeout=conf.helper_timeout, cancelled=lambda: False)
         if not run:
             report.ok("helper", f"{program}: is there and executable; it was not run")
             return
@@ -128,7 +128,7 @@ def _run_helper(report: Report, conf: Config) -> None:
     facts = sample_input.facts(conf.features)
     hidden = secrets(conf, facts)
     started = time.monotonic()
-    output = helper.run(
+    output = helper_process.run(
         conf.helper, facts.document(), timeout=conf.helper_timeout, cancelled=lambda: False, secrets=hidden
     )
     seconds = time.monotonic() - started

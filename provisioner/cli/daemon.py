@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 
 from provisioner import pidfile
-from provisioner.choria.layers import LAST_SECOND
 from provisioner.config import Config
+from provisioner.contract import YEAR_10000_SECONDS
 from provisioner.text import printable
 
 #: How long the monitor port may be silent.
@@ -100,7 +100,7 @@ def _trouble(entry: Any) -> tuple[str, Trouble] | None:
     if not isinstance(identity, str) or type(failures) is not int or not isinstance(reason, str):
         return None
     next_try = entry.get("next_try")
-    if not isinstance(next_try, int | float) or not 0 < next_try < LAST_SECOND:
+    if not isinstance(next_try, int | float) or not 0 < next_try < YEAR_10000_SECONDS:
         next_try = 0.0
     return identity, Trouble(failures, printable(reason), next_try)
 

@@ -17,7 +17,7 @@ from provisioner.cli.helper_view import View, certificate_problems
 from provisioner.config import Config
 from provisioner.contract import NO_CONFIGURATION, AnswerError
 from provisioner.errors import ConfigurationError, ProvisionerError
-from provisioner.host import answer, helper, provision
+from provisioner.host import answer, helper_process, provision
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts, FactsError, parse
 from provisioner.host.host import Host
@@ -152,7 +152,7 @@ def _show(run: _Run) -> None:
     view = View(secrets)
     _section("input", view.facts(facts))
     started = time.monotonic()
-    output = helper.run(
+    output = helper_process.run(
         conf.helper, run.document, timeout=conf.helper_timeout, cancelled=lambda: False, secrets=secrets
     )
     seconds = time.monotonic() - started

@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from provisioner.choria.credentials import date
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts
-from provisioner.host.provision import MASK, masked
-from provisioner.text import plain_line
+from provisioner.text import MASK, masked, plain_line
 
 #: Longest value that is shown.
 VALUE_CHARACTERS = 200

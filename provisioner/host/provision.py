@@ -6,7 +6,6 @@ import enum
 import json
 import logging
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -16,24 +15,22 @@ from provisioner.choria.rpc import Client
 from provisioner.config import Config
 from provisioner.contract import AnswerError
 from provisioner.errors import DeferredError, HostError, SoftError
-from provisioner.host import answer, csr, helper, private_key, upgrades
+from provisioner.host import answer, csr, helper_process, private_key, upgrades
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts
-from provisioner.host.helper import HelperError
+from provisioner.host.helper_process import HelperError
 from provisioner.host.host import Host
 from provisioner.host.node import CSR, Node, UnansweredError
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
-from provisioner.text import printable
+from provisioner.text import masked, printable
 
 LOG = logging.getLogger(__name__)
 
 #: The step that is no request to the server.
 HELPER = "helper"
-#: What a secret is shown as.
-MASK = "***"
 #: A host that no discovery has found for more than this many intervals when its turn comes is left to be sighted again.
 STALE_INTERVALS = 2
 
@@ -124,7 +121,7 @@ class Provisioner:
         hidden = secrets(self.config, facts)
         try:
             with self.metrics.helper_time.time():
-                output = helper.run(
+                output = helper_process.run(
                     self.config.helper,
                     facts.document(),
                     timeout=self.config.helper_timeout,
@@ -200,13 +197,6 @@ def secrets(conf: Config, facts: Facts) -> set[str]:
     texts = (conf.token, conf.broker_provisioning_password, facts.secret)
     # half of a surrogate pair in a token is no text, and cannot come out of a helper
     return {text.encode(errors="replace").decode() for text in texts}
-
-
-def masked(text: str, secrets: Iterable[str]) -> str:
-    """A text without the secrets that stand in it."""
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return text
 
 
 def check(facts: Facts, wanted: Answer, *, upgrades: bool) -> list[str]:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from provisioner.choria.credentials import Cached, CredentialsError, File, attempt, date
 from provisioner.config import Config
-from provisioner.contract import EXPIRY_LIMIT_SECONDS
+from provisioner.contract import YEAR_10000_SECONDS
 from provisioner.errors import HostError
 from provisioner.host import ksuid
 from provisioner.host.answer import ServerClaims
@@ -165,7 +165,7 @@ def _signer(file: File) -> _Signer:
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise file.error("holds no JWT") from None
     expiry = claims.get("exp")
-    if not isinstance(expiry, int | float) or not 0 < expiry < EXPIRY_LIMIT_SECONDS:
+    if not isinstance(expiry, int | float) or not 0 < expiry < YEAR_10000_SECONDS:
         raise file.error("does not say when it expires (claim exp), which every server JWT must repeat")
     token_id, public_key, chain = (claims.get(name) for name in ("jti", "public_key", "tcs"))
     if not isinstance(chain, str) or not chain:

@@ -1,6 +1,6 @@
 """Elects one of several instances: the one that holds a key on the broker provisions, the others are paused.
 
-A leader writes the key several times a second. A candidate learns from every refusal which sequence the key has. One
+A leader writes the key about twice a second. A candidate learns from every refusal which sequence the key has. One
 that stands still for :data:`STILL_SECONDS` is written by nobody any more, and may be claimed; the Go original waits
 for the broker to remove it. So that a former leader is never at work beside the new one, it holds its leadership on a
 lease: :attr:`Config.paused` is true by itself from :data:`LEASE_SECONDS` after its last good write on, whatever this
@@ -46,7 +46,7 @@ OFFICE_SECONDS = 0.2
 REPORT_SECONDS = 60.0
 
 
-class Role(enum.Enum):
+class Standing(enum.Enum):
     """What we are in the election."""
 
     CANDIDATE = "candidate"
@@ -63,7 +63,7 @@ class Candidacy:
     :ivar tries: campaigns since the last good write
     """
 
-    role: Role = Role.CANDIDATE
+    standing: Standing = Standing.CANDIDATE
     own: int = 0
     tries: int = 0
     _seen: int = 0
@@ -71,20 +71,20 @@ class Candidacy:
 
     def expected(self, now: float) -> int:
         """The sequence that the key must have for our next write to be good; 0: there must be no key."""
-        if self.role is not Role.CANDIDATE:
+        if self.standing is not Standing.CANDIDATE:
             return self.own
         return self._seen if self._seen and now >= self._still_at else 0
 
     def written(self, sequence: int) -> None:
         """A write was good, and gave the key this sequence."""
-        self.role = Role.ELECT if self.role is Role.CANDIDATE else Role.LEADER
+        self.standing = Standing.ELECT if self.standing is Standing.CANDIDATE else Standing.LEADER
         self.own = sequence
         self.tries = self._seen = 0
 
     def taken(self, sequence: int, now: float) -> None:
         """A write was refused, since the key has this sequence."""
-        yielding = 0.0 if self.role is Role.CANDIDATE else YIELD_SECONDS
-        self.role = Role.CANDIDATE
+        yielding = 0.0 if self.standing is Standing.CANDIDATE else YIELD_SECONDS
+        self.standing = Standing.CANDIDATE
         self.tries += 1
         if sequence != self._seen:
             self._seen, self._seen_since = sequence, now + yielding
@@ -100,7 +100,7 @@ class Candidacy:
 
     def lapsed(self) -> None:
         """The leader had no good write for too long. The next makes it leader again, if nobody else had one."""
-        self.role = Role.ELECT
+        self.standing = Standing.ELECT
 
     def delay(self, now: float) -> float:
         """Seconds to wait for the next campaign."""
@@ -144,7 +144,7 @@ class Election(Loop):
 
     def readiness(self) -> Health:
         """Whether the campaigns are answered; a candidate that waits for its turn is fine."""
-        return Health(self._failure, self._candidacy.role.value)
+        return Health(self._failure, self._candidacy.standing.value)
 
     def turn(self) -> None:
         now = time.monotonic()
@@ -160,8 +160,8 @@ class Election(Loop):
         self._metrics.interval.set(delay)
 
     def _campaign(self) -> None:
-        before = self._candidacy.role
-        self._metrics.campaigns["candidate" if before is Role.CANDIDATE else "leader"].inc()
+        before = self._candidacy.standing
+        self._metrics.campaigns["candidate" if before is Standing.CANDIDATE else "leader"].inc()
         try:
             if self._lifetime is None:
                 self._lifetime = self._key.lifetime()
@@ -169,7 +169,7 @@ class Election(Loop):
             sequence = self._key.write(self._candidacy.expected(sent))
         except TakenError as refusal:
             self._candidacy.taken(refusal.sequence, time.monotonic())
-            if before is Role.LEADER:
+            if before is Standing.LEADER:
                 self._give_up(
                     "the key was written by another instance, by an eviction, or by a write without an answer"
                 )
@@ -189,27 +189,27 @@ class Election(Loop):
 
     def _hold_key(self, sequence: int, lease_end: float) -> None:
         self._lapse_if_due(time.monotonic())  # that may have come before the answer
-        before = self._candidacy.role
+        before = self._candidacy.standing
         self._candidacy.written(sequence)
         self._lease_end = lease_end
         self._metrics.leader(True)
-        if self._candidacy.role is Role.LEADER:
+        if self._candidacy.standing is Standing.LEADER:
             self._lead(before)
 
     def _lapse_if_due(self, now: float) -> bool:
         """Stand down when the lease is over; tells whether that happened now."""
-        if self._candidacy.role is not Role.LEADER or now < self._lease_end:
+        if self._candidacy.standing is not Standing.LEADER or now < self._lease_end:
             return False
         self._candidacy.lapsed()
         self._give_up("no write was good for too long")
         return True
 
-    def _lead(self, before: Role) -> None:
-        if before is Role.ELECT:
+    def _lead(self, before: Standing) -> None:
+        if before is Standing.ELECT:
             time.sleep(OFFICE_SECONDS)
             LOG.warning("won the leadership: provisioning from now on")
         self._config.resume(until=self._lease_end)
-        if before is Role.ELECT:
+        if before is Standing.ELECT:
             self._trigger("won the leadership")
 
     def _give_up(self, reason: str) -> None:

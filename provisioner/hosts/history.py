@@ -118,13 +118,14 @@ class History:
             self._count(attempt)
             if hold:
                 self._locked[attempt.identity] = now + hold
+                self._locked.move_to_end(attempt.identity)
                 _limit(self._locked)
             if attempt.outcome is Result.FAILED:
                 self._fail(attempt, now)
             elif attempt.outcome is not Result.LEFT_ALONE:
                 self._recover(attempt.identity)
             record = self._troubled.get(attempt.identity)
-        return self._trouble(record.failures, record.since, record.last, record.resume, now) if record else None
+            return self._trouble(record, now) if record else None
 
     def choose(self, sightings: Iterable[Sighting]) -> list[Sighting]:
         """Who of those that a discovery has found is to be admitted now: those in no trouble first."""
@@ -178,11 +179,9 @@ class History:
         found = heapq.nlargest(len(found) if limit is None else limit, found, key=lambda record: record.failures)
         troubled: list[Trouble] = []
         for start in range(0, len(found), COPIED_HOSTS):
-            with self._lock:
-                some = found[start : start + COPIED_HOSTS]
-                facts = [(record.failures, record.since, record.last, record.resume) for record in some]
             now = self._clock()
-            troubled += [self._trouble(*each, now) for each in facts]
+            with self._lock:
+                troubled += [self._trouble(record, now) for record in found[start : start + COPIED_HOSTS]]
         return troubled
 
     def troubled_count(self) -> int:
@@ -265,17 +264,15 @@ class History:
         while self._troubled and next(iter(self._troubled.values())).seen < gone:
             self._troubled.popitem(last=False)
 
-    # --- without it
-
-    def _trouble(self, failures: int, since: float, last: Attempt, resume: float, now: float) -> Trouble:
+    def _trouble(self, record: _Record, now: float) -> Trouble:
         return Trouble(
-            identity=last.identity,
-            failures=failures,
-            since=since,
-            last=last.ended,
-            step=last.step,
-            reason=last.reason,
-            next_try=self._wall_clock() + resume - now if resume > now else 0.0,
+            identity=record.last.identity,
+            failures=record.failures,
+            since=record.since,
+            last=record.last.ended,
+            step=record.last.step,
+            reason=record.last.reason,
+            next_try=self._wall_clock() + record.resume - now if record.resume > now else 0.0,
         )
 
 

@@ -20,7 +20,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provisioner.choria import brokers
-from provisioner.host import helper
+from provisioner.host import helper_process
 from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
 from provisioner.simulate.networks import NETWORKS
@@ -452,7 +452,7 @@ def test_a_defect_in_one_check_does_not_hide_what_the_others_find(
         raise TypeError("s3cret")
 
     insecure.answer(**GOOD_ANSWER)
-    monkeypatch.setattr(helper, "run", defective)
+    monkeypatch.setattr(helper_process, "run", defective)
     done = run("check", *insecure.files)
 
     assert done.code == 1

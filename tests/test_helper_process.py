@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
-from provisioner.host import helper
-from provisioner.host.helper import HelperError, Output, one_line
+from provisioner.host import helper_process
+from provisioner.host.helper_process import HelperError, Output, one_line
 
 #: how long a test waits for something that is sure to come
 PATIENCE_SECONDS = 30.0
@@ -34,7 +34,7 @@ def never() -> bool:
 def run_sh(
     script: str, document: bytes = b"{}", *, timeout: float = PATIENCE_SECONDS, cancelled: Callable[[], bool] = never
 ) -> Output:
-    return helper.run(["sh", "-c", script], document, timeout=timeout, cancelled=cancelled)
+    return helper_process.run(["sh", "-c", script], document, timeout=timeout, cancelled=cancelled)
 
 
 def failure(script: str, *, timeout: float = PATIENCE_SECONDS, cancelled: Callable[[], bool] = never) -> str:
@@ -95,7 +95,7 @@ def test_the_document_arrives_whole_whatever_its_size(size: int) -> None:
 
 def test_arguments_reach_the_helper_as_they_are_without_a_shell() -> None:
     arguments = ["$HOME", "a b", "*", ";"]
-    output = helper.run(["printf", "%s|", *arguments], b"", timeout=PATIENCE_SECONDS, cancelled=never)
+    output = helper_process.run(["printf", "%s|", *arguments], b"", timeout=PATIENCE_SECONDS, cancelled=never)
     assert output.stdout == b"$HOME|a b|*|;|"
 
 
@@ -107,7 +107,7 @@ def test_the_helper_leads_a_process_group_of_its_own() -> None:
 def test_no_descriptor_leaks_into_the_helper() -> None:
     leak = os.dup2(0, 200, inheritable=True)
     try:
-        output = helper.run(["ls", "/proc/self/fd"], b"", timeout=PATIENCE_SECONDS, cancelled=never)
+        output = helper_process.run(["ls", "/proc/self/fd"], b"", timeout=PATIENCE_SECONDS, cancelled=never)
     finally:
         os.close(leak)
     assert output.stdout.split() == [b"0", b"1", b"2", b"3"], "the last is the directory that is being read"
@@ -120,7 +120,7 @@ def test_all_descriptors_of_ours_are_closed_again() -> None:
         failure("exit 1")
         failure("sleep 1000", timeout=0.01)
         with pytest.raises(HelperError):
-            helper.run(["/nonexistent"], b"", timeout=1, cancelled=never)
+            helper_process.run(["/nonexistent"], b"", timeout=1, cancelled=never)
 
     all_kinds()
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
@@ -147,12 +147,12 @@ def test_chatter_on_standard_error_does_no_harm_and_is_kept() -> None:
 def test_of_much_standard_error_the_end_is_kept() -> None:
     output = run_sh("head -c 300000 /dev/zero | tr '\\0' x >&2; printf '\nthe end' >&2; echo '{}'")
     assert output.stderr.endswith("xxx | the end")
-    assert len(output.stderr) < 2 * helper.STDERR_KEPT_BYTES
+    assert len(output.stderr) < 2 * helper_process.STDERR_KEPT_BYTES
 
 
 def test_secrets_are_masked_in_standard_error_in_every_form_it_may_have() -> None:
     script = r'''cat >&2; echo "{}"'''
-    told = helper.run(
+    told = helper_process.run(
         ["sh", "-c", script],
         b'one s3cret, s3cret-too, {"a": "quo\\"ted"} and quo"ted',
         timeout=PATIENCE_SECONDS,
@@ -164,8 +164,8 @@ def test_secrets_are_masked_in_standard_error_in_every_form_it_may_have() -> Non
 
 def test_no_half_of_a_secret_is_told_where_standard_error_is_cut() -> None:
     secret = "s3cret" * 10
-    text = secret + "x" * (helper.STDERR_KEPT_BYTES - 30)
-    told = helper.run(
+    text = secret + "x" * (helper_process.STDERR_KEPT_BYTES - 30)
+    told = helper_process.run(
         ["sh", "-c", "cat >&2; echo '{}'"],
         text.encode(),
         timeout=PATIENCE_SECONDS,
@@ -173,7 +173,7 @@ def test_no_half_of_a_secret_is_told_where_standard_error_is_cut() -> None:
         secrets={secret},
     ).stderr
     assert told.strip("x") == ""
-    assert len(told) > helper.STDERR_KEPT_BYTES - 2 * len(secret)
+    assert len(told) > helper_process.STDERR_KEPT_BYTES - 2 * len(secret)
 
 
 def test_what_lies_in_a_large_pipe_at_the_exit_comes_whole(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ open({str(tmp_path / "pid")!r}, "w").write(f"{{os.getpid()}}.")
             await_that(lambda: not is_running(int(content(tmp_path / "pid")[:-1])))
         return False
 
-    output = helper.run([sys.executable, "-c", script], b"", timeout=2 * PATIENCE_SECONDS, cancelled=cancelled)
+    output = helper_process.run([sys.executable, "-c", script], b"", timeout=2 * PATIENCE_SECONDS, cancelled=cancelled)
     assert len(output.stdout) == 500_000
 
 
@@ -294,18 +294,18 @@ def test_a_helper_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     }
     for program, reason in reasons.items():
         with pytest.raises(HelperError) as caught:
-            helper.run([program], b"{}", timeout=PATIENCE_SECONDS, cancelled=never)
+            helper_process.run([program], b"{}", timeout=PATIENCE_SECONDS, cancelled=never)
         assert str(caught.value) == f"the helper {program} could not be started: {reason}"
 
 
 def test_running_out_of_descriptors_is_an_error_of_the_host_and_no_crash() -> None:
     script = """
 import resource
-from provisioner.host import helper
+from provisioner.host import helper_process
 resource.setrlimit(resource.RLIMIT_NOFILE, (7, 7))
 try:
-    helper.run(["true"], b"", timeout=9, cancelled=lambda: False)
-except helper.HelperError as error:
+    helper_process.run(["true"], b"", timeout=9, cancelled=lambda: False)
+except helper_process.HelperError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -380,10 +380,10 @@ def test_many_threads_run_helpers_at_once_and_each_gets_its_own_answer() -> None
 def test_descriptors_beyond_a_thousand_are_no_obstacle() -> None:
     script = """
 import os, resource
-from provisioner.host import helper
+from provisioner.host import helper_process
 resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000))
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1500)]
-print(helper.run(["echo", "fine"], b"", timeout=9, cancelled=lambda: False).stdout)
+print(helper_process.run(["echo", "fine"], b"", timeout=9, cancelled=lambda: False).stdout)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "b'fine\\n'\n"

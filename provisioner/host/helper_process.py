@@ -24,6 +24,7 @@ import attrs
 
 from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
+from provisioner.text import MASK, escaped
 
 #: how much of the end of standard error is kept
 STDERR_KEPT_BYTES = 4096
@@ -112,11 +113,7 @@ def run(
 def one_line(raw: bytes | bytearray) -> str:
     """Output made fit for a log: lines joined with `|`, undecodable bytes replaced, control characters escaped."""
     lines = (line.strip() for line in raw.decode("utf-8", "replace").splitlines())
-    return " | ".join(line if line.isprintable() else _escaped(line) for line in lines if line)
-
-
-def _escaped(line: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
+    return " | ".join(escaped(line) for line in lines if line)
 
 
 @attrs.define
@@ -136,7 +133,7 @@ class _Streams:
         errors = bytes(self.errors)
         forms = {form.encode() for secret in self.secrets if secret for form in (secret, json.dumps(secret)[1:-1])}
         for form in sorted(forms, key=len, reverse=True):
-            errors = errors.replace(form, b"***")
+            errors = errors.replace(form, MASK.encode())
         if forms and len(self.errors) == STDERR_KEPT_BYTES:  # it may begin in the middle of one
             errors = errors[max(map(len, forms)) - 1 :]
         return one_line(errors)
