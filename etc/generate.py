@@ -25,7 +25,7 @@ SIGNALS = {
 }
 EXIT_STATUS = {
     "0": "Success; for run: it was told to leave.",
-    "1": "It failed, and says why on standard error; for check: there is a finding.",
+    "1": "It failed, and says why on standard error; for check: there is an error.",
     "2": "Wrong use of the command line.",
     "70": "The daemon ended itself: a thread of it died or was stuck. A restart is the cure.",
 }
