@@ -92,7 +92,7 @@ READ_OUT_SECONDS = 1.0
 JOIN_SECONDS = 3.0
 #: How often it interrupts the reader meanwhile.
 INTERRUPT_SECONDS = 0.05
-#: Something comes from the broker, or the connection is given up, or the next attempt to connect ends, before that.
+#: The reader must read a frame or try a server at least this often, or its health check fails.
 TURN_LIMIT_SECONDS = 180.0
 
 log = logging.getLogger(__name__)
@@ -169,8 +169,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         self._lock = threading.Lock()
         self._live: Link | None = None
         # these two are set by the reader alone
-        self._opening: Link | None = None
-        self._latest: Link | None = None  # the live one, or else the one that was
+        self._connecting_link: Link | None = None
+        self._last_link: Link | None = None  # the live one, or else the one that was
         self._began = 0.0  # when it turned last to a frame or to an attempt to connect
         self._closing = threading.Event()
         self._up = threading.Event()  # live, or closed
@@ -228,12 +228,12 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     @property
     def connected_url(self) -> str:
         """Of the broker that we are, or were last, connected to; empty before."""
-        return str(self._latest or "")
+        return str(self._last_link or "")
 
     @property
     def server_info(self) -> Mapping[str, Any]:
         """What that broker has told in its INFO, for example ``remote_account``."""
-        return self._latest.info if self._latest else {}
+        return self._last_link.info if self._last_link else {}
 
     @property
     def last_error(self) -> str:
@@ -261,7 +261,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             self._interrupt()  # once more: what it was about to begin a moment ago could not be ended yet
 
     def _interrupt(self) -> None:
-        for link in (self._opening, self._live):
+        for link in (self._connecting_link, self._live):
             if link is not None:
                 link.shutdown()
 
@@ -413,7 +413,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _waiter_thread(self) -> None:
         while not self._closing.is_set():
             try:
-                self._live_and_die()
+                self._one_connection()
             except Exception:  # the outermost frame: without a reader the daemon would be deaf, so it goes on
                 log.exception("defect in the reader of the connection")
                 self._lose(ConnectionLostError("there is a defect, see the log"))
@@ -421,7 +421,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         self._fail_waiters(ConnectionClosedError, "the connection was closed")
         self._up.set()
 
-    def _live_and_die(self) -> None:
+    def _one_connection(self) -> None:
         """One connection from the first try to its loss, and those for which it is exchanged meanwhile."""
         link = self._establish()
         try:
@@ -462,7 +462,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _servers(self) -> list[Server]:
         """The configured brokers and the other members of their cluster, in random order."""
         configured = [Server(broker, broker.host) for broker in self._brokers()]
-        advertised = self._latest.advertised if self._latest else ()
+        advertised = self._last_link.advertised if self._last_link else ()
         servers = {server.address: server for server in (*advertised, *configured)}
         return random.sample(list(servers.values()), len(servers))
 
@@ -491,12 +491,12 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _open(self, server: Server) -> Link:
         """Connect to a server and subscribe; from then on everybody uses this connection."""
         link = Link(server, self._terms)
-        self._opening = link
+        self._connecting_link = link
         try:
             link.open()
             with self._lock:
                 link.send(b"".join(map(encode_subscribe, self._subs.values())))
-                self._live = self._latest = link
+                self._live = self._last_link = link
                 self.connections += 1
                 self.changed = time.monotonic()
                 self._up.set()
@@ -519,27 +519,29 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             message = link.read()
             if message is not None:
                 self._handle_message(message)
-            elif link.lame:
-                link.lame = False
-                successor = self._succeed(link)
+            elif link.about_to_stop:
+                link.about_to_stop = False
+                successor = self._change_server(link)
                 if successor is not None:
                     return successor
 
-    def _succeed(self, lame: Link) -> Link | None:
+    def _change_server(self, old: Link) -> Link | None:
         """Change to another server, since this one is about to stop; None when there is no other: we stay then.
 
         The new connection is there before the old one is left, so nothing is missed, and nobody who waits is
         disturbed. What comes over both in between is delivered twice.
         """
-        log.info("%s is about to stop, looking for another broker", lame)
+        log.info("%s is about to stop, looking for another broker", old)
         try:
-            link = self._try([server for server in self._servers() if server.address != lame.server.address])
+            link = self._try([server for server in self._servers() if server.address != old.server.address])
         except ProvisionerError as error:
-            log.warning("%s is about to stop, and there is nowhere to go: %s", lame, error)
+            log.warning("%s is about to stop, and there is nowhere to go: %s", old, error)
             return None
-        for message in lame.read_out(READ_OUT_SECONDS):
-            self._handle_message(message)
-        self._retire(lame)
+        try:
+            for message in old.read_out(READ_OUT_SECONDS):
+                self._handle_message(message)
+        finally:
+            self._retire(old)
         return link
 
     def _lose(self, error: ConnectorError) -> None:

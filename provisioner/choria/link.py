@@ -96,7 +96,7 @@ class Link:
     :ivar info: all that the broker has told in its INFO, the latest of each
     :ivar max_payload: bytes that a message may have
     :ivar advertised: other members of the broker's cluster
-    :ivar lame: the broker has said that it is about to stop
+    :ivar about_to_stop: the broker has said that it is
     """
 
     def __init__(self, server: Server, terms: Terms) -> None:
@@ -104,7 +104,7 @@ class Link:
         self.info: Mapping[str, Any] = {}
         self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
         self.advertised: tuple[Server, ...] = ()
-        self.lame = False
+        self.about_to_stop = False
         self._terms = terms
         self._stream = Stream()
         self._frames = FrameReader(self._receive)
@@ -266,7 +266,7 @@ class Link:
             raise WireError("the broker sent an INFO that is not an object")
         self.info = {**self.info, **info}  # a later one does not repeat everything
         self._check_account(info.get("remote_account"))
-        self.lame = bool(info.get("ldm"))
+        self.about_to_stop = bool(info.get("ldm"))
         limit = self.info.get("max_payload")
         self.max_payload = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_PAYLOAD_BYTES
         if isinstance(info.get("connect_urls"), list):
