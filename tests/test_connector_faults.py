@@ -20,20 +20,20 @@ import pytest
 
 from provisioner.choria import retry, stream
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import (
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import (
     AuthorizationError,
     BrokerError,
     ConnectFailedError,
     ConnectionClosedError,
     ConnectionLostError,
-    Connector,
     ConnectorError,
-    Message,
     NotConnectedError,
     UnreachableError,
     WireError,
 )
 from provisioner.choria.link import Link
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Counters, Eventually, MakeConnector, StartBroker
 from tests.fake_broker import FakeBroker, Peer, Script

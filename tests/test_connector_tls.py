@@ -17,14 +17,9 @@ import pytest
 from provisioner.choria import stream as stream_module
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import (
-    ConnectFailedError,
-    ConnectionLostError,
-    Connector,
-    Message,
-    TLSError,
-    UnreachableError,
-)
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectFailedError, ConnectionLostError, TLSError, UnreachableError
+from provisioner.choria.nats import Message
 from provisioner.choria.stream import Stream
 from provisioner.simulate.broker import NatsServer
 from tests.certificates import Authority, Files

@@ -10,8 +10,10 @@ import attrs
 import pytest
 
 from provisioner.choria import discovery, nats
-from provisioner.choria.connector import ConnectionLostError, Connector, Message, NotConnectedError
+from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
+from provisioner.choria.errors import ConnectionLostError, NotConnectedError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.simulate.broker import NatsServer

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.choria import election
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
 from provisioner.choria.election import ElectionError, Key, TakenError, UndecidedError
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
 from tests.fake_broker import FakeBroker, Peer

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provisioner.choria import security, tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import AccountError, AuthorizationError, ConnectFailedError, Connector
+from provisioner.choria.connector import Connector
 from provisioner.choria.credentials import CredentialsError
+from provisioner.choria.errors import AccountError, AuthorizationError, ConnectFailedError
 from provisioner.choria.security import ExpiryReminder, Insecure, choose
 from provisioner.choria.settings import Settings
 from provisioner.simulate.broker import NatsServer

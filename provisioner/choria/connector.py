@@ -25,30 +25,22 @@ from typing import Any
 
 from provisioner.choria import retry
 from provisioner.choria.brokers import Broker
-from provisioner.choria.link import Link, Pong, Server, Terms
-from provisioner.choria.nats import (
-    CRLF,
-    AccountError,
-    AlertError,
-    AuthorizationError,
-    BrokerError,
-    CertificateError,
+from provisioner.choria.errors import (
+    ConnectFailedError,
     ConnectionClosedError,
     ConnectionLostError,
     ConnectorError,
-    HeaderError,
+    NoRespondersError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
+from provisioner.choria.link import Link, Pong, Server, Terms
+from provisioner.choria.nats import (
+    CRLF,
     Message,
     NATSClient,
     NATSSubscription,
-    NoRespondersError,
-    NotConnectedError,
-    NoTLSError,
-    PayloadTooLargeError,
-    RequestTimeoutError,
-    SubjectError,
-    TLSError,
-    UnreachableError,
-    WireError,
     check_pattern,
     check_subject,
     encode_publish,
@@ -60,32 +52,6 @@ from provisioner.monitor import health
 from provisioner.monitor.health import Health
 from provisioner.monitor.metrics import ConnectorMetrics
 
-__all__ = (
-    "AccountError",
-    "AlertError",
-    "AuthorizationError",
-    "BrokerError",
-    "CertificateError",
-    "ConnectFailedError",
-    "ConnectionClosedError",
-    "ConnectionLostError",
-    "Connector",
-    "ConnectorError",
-    "Expectation",
-    "HeaderError",
-    "Message",
-    "NATSSubscription",
-    "NoRespondersError",
-    "NoTLSError",
-    "NotConnectedError",
-    "PayloadTooLargeError",
-    "RequestTimeoutError",
-    "SubjectError",
-    "TLSError",
-    "UnreachableError",
-    "WireError",
-)
-
 #: How long messages under way are awaited on a connection that was exchanged for another.
 READ_OUT_SECONDS = 1.0
 #: How long close() waits for the reader, which only a callback that blocks can hold up.
@@ -96,19 +62,6 @@ INTERRUPT_SECONDS = 0.05
 TURN_LIMIT_SECONDS = 180.0
 
 log = logging.getLogger(__name__)
-
-
-class ConnectFailedError(ConnectorError):
-    """None of the brokers could be connected to.
-
-    :ivar causes: what was wrong, by the URL of the broker
-    """
-
-    def __init__(self, causes: Mapping[str, ProvisionerError]) -> None:
-        self.causes = causes
-        super().__init__(
-            "; ".join(f"{url}: {cause}" for url, cause in causes.items()) or "there is no broker to connect to"
-        )
 
 
 class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types

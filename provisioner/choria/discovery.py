@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import NoRespondersError, RequestTimeoutError
 from provisioner.choria.identity import reason_insane
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError, Reply
 from provisioner.text import printable
 

@@ -16,21 +16,17 @@ from typing import Any
 import attrs
 
 from provisioner.choria.brokers import AddressError, Broker, parse
-from provisioner.choria.nats import (
-    PING,
-    PONG,
+from provisioner.choria.errors import (
     AccountError,
-    Command,
     ConnectionLostError,
     ConnectorError,
-    FrameReader,
-    Message,
     NoTLSError,
     TLSError,
     UnreachableError,
     WireError,
     broker_error,
 )
+from provisioner.choria.nats import PING, PONG, Command, FrameReader, Message
 from provisioner.choria.stream import Stream
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.text import printable

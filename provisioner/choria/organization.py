@@ -22,8 +22,8 @@ from provisioner.choria.credentials import (
     attempt,
     lifetime_problem,
 )
+from provisioner.choria.errors import WireError
 from provisioner.choria.layers import LAST_SECOND
-from provisioner.choria.nats import WireError
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v2 import ProtocolV2
 from provisioner.choria.settings import CHORIA_CA, CHORIA_CERTIFICATE, CHORIA_KEY, SEED_FILE, TOKEN_FILE, Settings

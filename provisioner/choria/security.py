@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from provisioner.choria import tls
-from provisioner.choria.connector import (
+from provisioner.choria.credentials import CredentialsError, expiry_warnings
+from provisioner.choria.errors import (
     AccountError,
     AlertError,
     AuthorizationError,
@@ -18,7 +19,6 @@ from provisioner.choria.connector import (
     ConnectorError,
     NoTLSError,
 )
-from provisioner.choria.credentials import CredentialsError, expiry_warnings
 from provisioner.choria.organization import Organization
 from provisioner.choria.protocol import Protocol
 from provisioner.choria.protocol_v1 import ProtocolV1

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from provisioner.choria.nats import (
+from provisioner.choria.errors import (
     AlertError,
     CertificateError,
     ConnectionLostError,

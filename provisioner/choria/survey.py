@@ -8,7 +8,9 @@ from collections.abc import Collection
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import NoRespondersError, RequestTimeoutError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import COLLECTIVE, Protocol, ProtocolError
 from provisioner.choria.rpc import RPCError, opened
 

@@ -16,7 +16,8 @@ import attrs
 from provisioner import config, exposure
 from provisioner.choria import security, settings
 from provisioner.choria.brokers import Broker, BrokerList
-from provisioner.choria.connector import Connector, ConnectorError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectorError
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.rpc import Client
 from provisioner.choria.security import Security
