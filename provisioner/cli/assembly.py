@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +79,7 @@ class Setup:
             tls_context=network.tls_context,
             tls_always=network.tls_always,
             account=network.account,
-            advise=functools.partial(security.advice, network),
+            advise=network.advice,
             connect_timeout=choria.connect_timeout,
             metrics=metrics.connector,
         )
