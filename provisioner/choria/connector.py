@@ -61,7 +61,7 @@ INTERRUPT_SECONDS = 0.05
 #: The reader must read a frame or try a server at least this often, or its health check fails.
 TURN_LIMIT_SECONDS = 180.0
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
@@ -208,7 +208,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         give_up = time.monotonic() + JOIN_SECONDS
         while reader is not None and reader.is_alive() and reader is not threading.current_thread():
             if time.monotonic() > give_up:
-                log.error("the reader of the connection does not end: a callback blocks it")
+                LOG.error("the reader of the connection does not end: a callback blocks it")
                 return
             reader.join(INTERRUPT_SECONDS)
             self._interrupt()  # once more: what it was about to begin a moment ago could not be ended yet
@@ -368,7 +368,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             try:
                 self._one_connection()
             except Exception:  # the outermost frame: without a reader the daemon would be deaf, so it goes on
-                log.exception("defect in the reader of the connection")
+                LOG.exception("defect in the reader of the connection")
                 self._lose(ConnectionLostError("there is a defect, see the log"))
                 self._closing.wait(retry.RECONNECT_BACKOFF.delay(1))
         self._fail_waiters(ConnectionClosedError, "the connection was closed")
@@ -410,7 +410,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         self.failure = error
         if self.connections == 0:
             self._metrics.initial_connection_attempts.inc()
-        log.warning("cannot connect, trying again in %.1f s: %s", delay, error)
+        LOG.warning("cannot connect, trying again in %.1f s: %s", delay, error)
 
     def _servers(self) -> list[Server]:
         """The configured brokers and the other members of their cluster, in random order."""
@@ -459,7 +459,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         return link
 
     def _report_success(self, link: Link) -> None:
-        log.info("connected to %s", link)
+        LOG.info("connected to %s", link)
         if self.connections > 1:
             self._metrics.reconnections.inc()
             if self.on_reconnect is not None:
@@ -484,11 +484,11 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         The new connection is there before the old one is left, so nothing is missed, and nobody who waits is
         disturbed. What comes over both in between is delivered twice.
         """
-        log.info("%s is about to stop, looking for another broker", old)
+        LOG.info("%s is about to stop, looking for another broker", old)
         try:
             link = self._try([server for server in self._servers() if server.address != old.server.address])
         except ProvisionerError as error:
-            log.warning("%s is about to stop, and there is nowhere to go: %s", old, error)
+            LOG.warning("%s is about to stop, and there is nowhere to go: %s", old, error)
             return None
         try:
             for message in old.read_out(READ_OUT_SECONDS):
@@ -511,10 +511,10 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             self._up.clear()
         self._retire(link)
         if self._closing.is_set():
-            log.info("left %s", link)
+            LOG.info("left %s", link)
             return
         self._metrics.errors.inc()
-        log.warning("lost the connection to %s: %s", link, error)
+        LOG.warning("lost the connection to %s: %s", link, error)
         self._fail_waiters(ConnectionLostError, f"the connection was lost: {error}")
 
     def _retire(self, link: Link) -> None:
@@ -543,7 +543,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         try:
             callback(*arguments)
         except Exception:  # what is wrong with one callback must not end the connection for all others
-            log.exception("defect in the callback for %s", purpose)
+            LOG.exception("defect in the callback for %s", purpose)
 
     def _fail_waiters(self, kind: type[ConnectorError], text: str) -> None:
         for waiter in list(self._waiters.values()):

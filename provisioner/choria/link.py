@@ -40,7 +40,7 @@ DEFAULT_MAX_PAYLOAD_BYTES = 1024 * 1024
 #: What a NATS server without accounts says that our account is.
 GLOBAL_ACCOUNT = "$G"
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -278,7 +278,7 @@ class Link:
             try:
                 broker = parse(str(url))
             except AddressError as error:
-                log.debug("ignored an advertised broker: the address %s", error)
+                LOG.debug("ignored an advertised broker: the address %s", error)
                 continue
             # certificates carry names: one that is known only by its address has to prove the name of the advertiser
             yield Server(broker, self.server.tls_name if _is_ip(broker.host) else broker.host)
@@ -288,7 +288,7 @@ class Link:
         if not text.lower().startswith("permissions violation"):
             raise broker_error(text)
         self._terms.metrics.errors.inc()
-        log.warning("%s reports: %s", self, text)
+        LOG.warning("%s reports: %s", self, text)
 
 
 def _is_ip(host: str) -> bool:
