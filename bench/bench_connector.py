@@ -22,8 +22,9 @@ from pathlib import Path
 from bench.table import Table
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
-from provisioner.choria.nats import PING, PONG, Command, FrameReader
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import NoRespondersError, RequestTimeoutError
+from provisioner.choria.nats import PING, PONG, Command, FrameReader, Message
 from provisioner.choria.stream import READ_BYTES
 from provisioner.cli.run import SWITCH_INTERVAL_SECONDS
 from provisioner.monitor.metrics import ConnectorMetrics

@@ -67,7 +67,7 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", 
 
 _PACKAGE = "provisioner"
 
-logger = logging.getLogger(_PACKAGE)
+LOG = logging.getLogger(_PACKAGE)
 
 
 def setup(*, destination: str, level: str, log_format: str | None, debug: bool) -> None:
@@ -122,7 +122,7 @@ class Reopening:
         for handler in logging.getLogger().handlers:
             if isinstance(handler, Handler):
                 handler.reopen()
-        logger.info("opened the log anew, as asked")
+        LOG.info("opened the log anew, as asked")
 
 
 class Handler(logging.Handler):
@@ -154,7 +154,7 @@ class Handler(logging.Handler):
             with self.lock or contextlib.nullcontext():
                 self._output.follow()
         except OSError as error:
-            logger.warning("cannot open the log anew, going on in the old file: %s", error.strerror)
+            LOG.warning("cannot open the log anew, going on in the old file: %s", error.strerror)
 
     def close(self) -> None:
         with self.lock or contextlib.nullcontext():
@@ -368,18 +368,18 @@ def _record(level: int, message: str, *arguments: object) -> logging.LogRecord:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not issubclass(kind, KeyboardInterrupt):
-        logger.critical("uncaught exception", exc_info=(kind, error, trace))
+        LOG.critical("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     message = unraisable.err_msg or "exception ignored in"
-    logger.error("%s %r", message, unraisable.object, exc_info=unraisable.exc_value)
+    LOG.error("%s %r", message, unraisable.object, exc_info=unraisable.exc_value)
 
 
 def _log_end_of_thread(args: threading.ExceptHookArgs) -> None:
     if args.exc_type is not SystemExit:
         name = args.thread.name if args.thread else "?"
-        logger.error("thread %s ended by an exception", name, exc_info=args.exc_value)
+        LOG.error("thread %s ended by an exception", name, exc_info=args.exc_value)
 
 
 def _log_warning(

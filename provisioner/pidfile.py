@@ -17,7 +17,7 @@ FILE_MODE = 0o644
 #: Neither a symbolic link is followed nor a named pipe waited for: the folder may be open to others.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class PidFile:
@@ -55,7 +55,7 @@ class PidFile:
             if _is_under(self._path, self._descriptor) and self._path.read_text() == self._text:
                 self._path.unlink()
         except (OSError, ValueError) as problem:
-            logger.warning("cannot remove pid file %s: %s", self._path, problem)
+            LOG.warning("cannot remove pid file %s: %s", self._path, problem)
         finally:
             os.close(self._descriptor)
 

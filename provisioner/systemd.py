@@ -14,7 +14,7 @@ SEND_LIMIT_SECONDS = 1.0
 #: Of the time after which systemd gives the daemon up, the part that passes between two signs of life.
 WATCHDOG_SHARE = 0.25
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def notify(state: str) -> None:
@@ -32,7 +32,7 @@ def notify(state: str) -> None:
             sender.settimeout(SEND_LIMIT_SECONDS)
             sender.sendto(state.encode(), address)
     except OSError as error:
-        logger.debug("cannot notify systemd: %s", error)
+        LOG.debug("cannot notify systemd: %s", error)
 
 
 class Watchdog:
@@ -59,7 +59,7 @@ class Watchdog:
         self._next = now + self._pause
         if problems := self._problems():
             told = "; ".join(problems)
-            logger.error("no sign of life to systemd: %s", told)
+            LOG.error("no sign of life to systemd: %s", told)
             notify(f"STATUS={told}")
         else:
             notify(f"WATCHDOG=1\nSTATUS={self._status()}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
@@ -26,6 +27,15 @@ class Peer:
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
+
+    def start_tls(self, context: ssl.SSLContext) -> None:
+        """Shake hands with the client; from then on all is encrypted that does not go by :meth:`send_in_clear`."""
+        self._socket = context.wrap_socket(self._socket, server_side=True)
+        self._lines = self._socket.makefile("rb")
+
+    def send_in_clear(self, data: bytes) -> None:
+        """Send these very bytes, whatever was agreed on."""
+        socket.socket.sendall(self._socket, data)
 
     def dribble(self, data: bytes) -> None:
         """Send byte by byte, as packets of their own."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.nats import Message
 from provisioner.simulate.envelopes import Request
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from provisioner import config as config_module
-from provisioner.choria.election import CALL_SECONDS, ELECTION, ElectionError, Key, TakenError
+from provisioner.choria.election_key import CALL_SECONDS, ELECTION, ElectionError, Key, TakenError
 from provisioner.choria.retry import CAMPAIGN_BACKOFF
 from provisioner.config import Config
 from provisioner.hosts import election

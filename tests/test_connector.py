@@ -17,13 +17,12 @@ import pynats2
 import pytest
 
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import (
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import (
     AuthorizationError,
     ConnectFailedError,
     ConnectionClosedError,
-    Connector,
     ConnectorError,
-    Message,
     NoRespondersError,
     NotConnectedError,
     PayloadTooLargeError,
@@ -31,6 +30,7 @@ from provisioner.choria.connector import (
     SubjectError,
 )
 from provisioner.choria.link import Link, Server
+from provisioner.choria.nats import Message
 from provisioner.errors import ProvisionerError
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Counters, Eventually, MakeConnector, StartBroker

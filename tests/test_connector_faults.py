@@ -20,19 +20,20 @@ import pytest
 
 from provisioner.choria import retry, stream
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import (
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import (
     AuthorizationError,
     BrokerError,
     ConnectFailedError,
     ConnectionClosedError,
     ConnectionLostError,
-    Connector,
     ConnectorError,
-    Message,
     NotConnectedError,
     UnreachableError,
     WireError,
 )
+from provisioner.choria.link import Link
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Counters, Eventually, MakeConnector, StartBroker
 from tests.fake_broker import FakeBroker, Peer, Script
@@ -492,6 +493,37 @@ class TestABrokerThatStops:
             assert messages.get(timeout=PATIENCE_SECONDS).payload == b"late"
             eventually(lambda: connector.connected_url == str(second.broker))
             connector.close()
+
+    def test_it_is_left_for_good_even_if_there_is_a_defect(
+        self,
+        make_connector: MakeConnector,
+        eventually: Eventually,
+        counters: Counters,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def lame(peer: Peer) -> None:
+            peer.greet()
+            told.wait(PATIENCE_SECONDS)
+            peer.info(ldm=True)
+            peer.wait_until_left()
+
+        def other(peer: Peer) -> None:
+            peer.greet()
+            peer.wait_until_left()
+
+        told = threading.Event()
+        monkeypatch.setattr(Link, "read_out", None)
+        with FakeBroker(lame, other) as first, FakeBroker(other) as second:
+            known = [first.broker]
+            connector = make_connector(brokers=lambda: known)
+            connector.connect(PATIENCE_SECONDS)
+            known.append(second.broker)
+            told.set()
+            eventually(lambda: connector.connections == 3)
+            connector.close()
+        assert texts(caplog, "ERROR") == ["defect in the reader of the connection"]
+        assert counters["connection_closed_total"] == 3
 
     def test_without_another_one_stays_to_the_end(
         self, make_connector: MakeConnector, messages: Messages, caplog: pytest.LogCaptureFixture

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from provisioner.choria import stream as stream_module
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import ConnectFailedError, Connector, Message, TLSError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectFailedError, ConnectionLostError, TLSError, UnreachableError
+from provisioner.choria.nats import Message
 from provisioner.choria.stream import Stream
 from provisioner.simulate.broker import NatsServer
 from tests.certificates import Authority, Files
@@ -42,6 +48,33 @@ def _trusted(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configuration(files: Files, more: str = "") -> str:
     return f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}"\n {more} }}'
+
+
+def server_context(files: Files) -> ssl.SSLContext:
+    """Of a broker that is none."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    return context
+
+
+def client_context(authority: Authority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(authority.certificate)
+    return context
+
+
+@contextlib.contextmanager
+def encrypted(client: ssl.SSLContext, server: ssl.SSLContext) -> Iterator[tuple[Stream, ssl.SSLSocket]]:
+    """A stream, and the other end of its connection."""
+    stream = Stream()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        accepted = threads.submit(lambda: server.wrap_socket(listener.accept()[0], server_side=True))
+        stream.connect("127.0.0.1", listener.getsockname()[1], deadline=deadline)
+        stream.start_tls(client, "localhost", deadline=deadline)
+        peer = accepted.result(PATIENCE_SECONDS)
+    with contextlib.closing(stream), peer:
+        yield stream, peer
 
 
 def limited_to(version: str) -> ssl.SSLContext:
@@ -174,30 +207,114 @@ class TestAgreed:
 
 
 def test_any_thread_may_send_at_any_time(localhost: Files, authority: Authority) -> None:
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.load_cert_chain(localhost.certificate, localhost.key)
-    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client_context.load_verify_locations(authority.certificate)
-
-    def serve() -> list[bytes]:
-        sock, _ = listener.accept()
-        with server_context.wrap_socket(sock, server_side=True) as peer, peer.makefile("rb") as lines:
+    def receive() -> list[bytes]:
+        with peer.makefile("rb") as lines:
             return [lines.readline() for _ in range(8 * 200)]
 
     def send(number: int) -> None:
         for count in range(200):
             stream.send(b"%d of %d\n" % (count, number))
 
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(9) as threads:
-        served = threads.submit(serve)
-        stream = Stream()
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        stream.connect("127.0.0.1", listener.getsockname()[1], deadline=deadline)
-        stream.start_tls(client_context, "localhost", deadline=deadline)
+    with (
+        encrypted(client_context(authority), server_context(localhost)) as (stream, peer),
+        ThreadPoolExecutor(9) as threads,
+    ):
+        received = threads.submit(receive)
         list(threads.map(send, range(8)))
-        lines = served.result(PATIENCE_SECONDS)
-        stream.close()
+        lines = received.result(PATIENCE_SECONDS)
     assert sorted(lines) == sorted(b"%d of %d\n" % (count, number) for count in range(200) for number in range(8))
+
+
+class TestAStuckWrite:
+    def test_does_not_keep_the_reader_from_reading(
+        self, localhost: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stream_module, "SEND_SECONDS", PATIENCE_SECONDS)
+        with (
+            encrypted(client_context(authority), server_context(localhost)) as (stream, peer),
+            ThreadPoolExecutor(1) as threads,
+        ):
+            peer.send(b"all that a handshake leaves to be done is done")
+            while stream.receive() is None:
+                pass
+            stream.limit_receive(0.001)
+            # so much that its encryption, during which there are records that the reader is not to send, takes a while
+            writing = threads.submit(stream.send, bytes(64 * 1024 * 1024))
+            began = time.monotonic()
+            timer = threading.Timer(1.0, peer.send, [b"something"])
+            timer.start()
+            while (data := stream.receive()) is None:
+                pass
+            assert data == b"something"
+            assert time.monotonic() - began < stream_module.SEND_SECONDS
+            timer.join()
+            stream.shutdown()
+            assert isinstance(writing.exception(PATIENCE_SECONDS), ConnectionLostError)
+
+    def test_of_the_reader_ends_the_connection(
+        self, localhost: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Part of a record may be gone, so nothing that came after it would be understood."""
+        monkeypatch.setattr(stream_module, "SEND_SECONDS", 0.1)
+        client, server = client_context(authority), server_context(localhost)
+        client.post_handshake_auth = True  # what the reader has to answer
+        server.verify_mode = ssl.CERT_OPTIONAL
+        server.load_verify_locations(authority.certificate)
+        with encrypted(client, server) as (stream, peer):
+            with pytest.raises(BlockingIOError):
+                stream._socket.sendall(bytes(64 * 1024 * 1024))
+            stream.limit_receive(1.0)
+            peer.verify_client_post_handshake()
+            peer.send(b"something")
+            with pytest.raises(ConnectionLostError, match=r"the broker took no data for 0\.1 s"):
+                [stream.receive() for _ in range(5)]
+            with pytest.raises(ConnectionLostError):
+                stream.send(b"more")
+
+
+class TestABrokerThatDribbles:
+    """Its bytes are parts of a record of which there is never enough to decrypt anything."""
+
+    @staticmethod
+    def dribble(peer: Peer) -> None:
+        peer.send_in_clear(b"\x17\x03\x03\x40\x00")
+        while True:
+            peer.send_in_clear(b"x")
+            time.sleep(0.01)
+
+    def test_does_not_hold_up_the_connecting(
+        self, localhost: Files, authority: Authority, make_connector: MakeConnector
+    ) -> None:
+        def script(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.start_tls(server_context(localhost))
+            self.dribble(peer)
+
+        with FakeBroker(script) as fake:
+            context = client_context(authority)
+            connector = make_connector(fake, tls_context=lambda: context, connect_timeout=1.0)
+            error = failure(connector)
+            connector.close()
+        assert isinstance(error, UnreachableError)
+        assert str(error) == "no answer in time"
+
+    def test_is_pinged_and_left(
+        self, localhost: Files, authority: Authority, make_connector: MakeConnector, eventually: Eventually
+    ) -> None:
+        def script(peer: Peer) -> None:
+            peer.info(tls_required=True)
+            peer.start_tls(server_context(localhost))
+            peer.login()
+            peer.send(b"PONG\r\n")
+            self.dribble(peer)
+
+        with FakeBroker(script) as fake:
+            context = client_context(authority)
+            connector = make_connector(fake, tls_context=lambda: context, ping_interval=0.1)
+            assert connector.connect(PATIENCE_SECONDS)
+            eventually(lambda: connector.failure)
+            connector.close()
+        assert str(connector.failure) == "the broker answered none of the last 2 pings"
 
 
 class TestRefused:

@@ -9,9 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
-from provisioner.choria import discovery, nats
-from provisioner.choria.connector import ConnectionLostError, Connector, Message, NotConnectedError
+from provisioner.choria import discovery, nats, window
+from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
+from provisioner.choria.errors import ConnectionLostError, NotConnectedError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.simulate.broker import NatsServer
@@ -105,6 +107,7 @@ def network(broker: NatsServer, make_connector: MakeConnector, monkeypatch: pyte
     assert node.connect(PATIENCE_SECONDS)
     clock = Clock()
     monkeypatch.setattr(discovery, "time", clock)
+    monkeypatch.setattr(window, "time", clock)
     monkeypatch.setattr(nats, "time", clock)
     return Network(connector, node, clock)
 

@@ -17,9 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from provisioner import config
-from provisioner.choria import election as bucket
-from provisioner.choria import retry
-from provisioner.choria.election import ELECTION, Key
+from provisioner.choria import election_key, retry
+from provisioner.choria.election_key import ELECTION, Key
 from provisioner.choria.protocol import reply_prefix
 from provisioner.host import node
 from provisioner.host.host import Host
@@ -53,8 +52,8 @@ def streams(tmp_path: Path) -> Iterator[Streams]:
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """All times of the election are a fraction of what they are, in the same order."""
-    monkeypatch.setattr(bucket, "CALL_SECONDS", 0.6)
-    monkeypatch.setattr(bucket, "LIFETIME_SECONDS", (1.0, 3600.0))
+    monkeypatch.setattr(election_key, "CALL_SECONDS", 0.6)
+    monkeypatch.setattr(election_key, "LIFETIME_SECONDS", (1.0, 3600.0))
     monkeypatch.setattr(election, "CAMPAIGN_BACKOFF", retry.Backoff((100, 200, 300, 400)))
     monkeypatch.setattr(election, "CAMPAIGN_LIMIT_SECONDS", 0.4)
     monkeypatch.setattr(election, "LEASE_SECONDS", 1.3)

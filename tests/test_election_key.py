@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.choria import election
-from provisioner.choria.connector import Connector, Message
-from provisioner.choria.election import ElectionError, Key, TakenError, UndecidedError
+from provisioner.choria import election_key
+from provisioner.choria.connector import Connector
+from provisioner.choria.election_key import ElectionError, Key, TakenError, UndecidedError
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
 from tests.fake_broker import FakeBroker, Peer
@@ -463,8 +464,8 @@ class TestSilence:
     def test_nobody_is_waited_for_longer_than_a_call_may_take(
         self, answering: Answering, key: Key, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert election.CALL_SECONDS == 5
-        monkeypatch.setattr(election, "CALL_SECONDS", 0.1)
+        assert election_key.CALL_SECONDS == 5
+        monkeypatch.setattr(election_key, "CALL_SECONDS", 0.1)
         for call in (key.lifetime, lambda: key.write(0)):
             with pytest.raises(ElectionError, match=r"^no reply within 0\.1 s$"):
                 call()

@@ -13,7 +13,8 @@ import attrs
 import pytest
 
 from provisioner.choria import brokers, discovery, lifecycle, tls
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, node_subject, reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import Client, NobodyError, RefusedError, RPCError, SilenceError

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from provisioner.choria.connector import Message
+from provisioner.choria.nats import Message
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import LOCK_SECONDS, Server, Site

@@ -23,15 +23,9 @@ from cryptography.x509.oid import NameOID
 from provisioner import exposure
 from provisioner.choria import discovery, retry, rpc, security
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import (
-    ConnectFailedError,
-    Connector,
-    Expectation,
-    Message,
-    NoRespondersError,
-    NoTLSError,
-    WireError,
-)
+from provisioner.choria.connector import Connector, Expectation
+from provisioner.choria.errors import ConnectFailedError, NoRespondersError, NoTLSError, WireError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import Reply, reply_prefix
 from provisioner.choria.rpc import NobodyError, RefusedError, RPCReply, SilenceError
 from provisioner.errors import HostError, SoftError

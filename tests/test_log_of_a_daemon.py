@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.misbehaviour import Misbehaviour

@@ -8,21 +8,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from provisioner.choria.errors import (
+    AuthorizationError,
+    BrokerError,
+    ConnectorError,
+    HeaderError,
+    SubjectError,
+    WireError,
+    broker_error,
+)
 from provisioner.choria.nats import (
     MAX_LINE_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SUBJECT_BYTES,
-    AuthorizationError,
-    BrokerError,
     Command,
-    ConnectorError,
     FrameReader,
-    HeaderError,
     Message,
     NATSSubscription,
-    SubjectError,
-    WireError,
-    broker_error,
     check_pattern,
     check_subject,
     encode_publish,

@@ -16,14 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.choria import rpc
-from provisioner.choria.connector import (
-    ConnectionLostError,
-    Connector,
-    Expectation,
-    Message,
-    NotConnectedError,
-    SubjectError,
-)
+from provisioner.choria.connector import Connector, Expectation
+from provisioner.choria.errors import ConnectionLostError, NotConnectedError, SubjectError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import (

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from provisioner import __version__
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.envelopes import Request
 from provisioner.simulate.envelopes_v1 import EnvelopesV1

@@ -18,8 +18,10 @@ import pytest
 
 from provisioner import config
 from provisioner.choria import discovery, lifecycle, nats
-from provisioner.choria.connector import ConnectionLostError, Connector, Message
+from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
+from provisioner.choria.errors import ConnectionLostError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.rpc import Client

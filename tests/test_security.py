@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import ssl
 import time
 from pathlib import Path
@@ -12,10 +11,11 @@ import attrs
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from provisioner.choria import security, tls
+from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
-from provisioner.choria.connector import AccountError, AuthorizationError, ConnectFailedError, Connector
+from provisioner.choria.connector import Connector
 from provisioner.choria.credentials import CredentialsError
+from provisioner.choria.errors import AccountError, AuthorizationError, ConnectFailedError
 from provisioner.choria.security import ExpiryReminder, Insecure, choose
 from provisioner.choria.settings import Settings
 from provisioner.simulate.broker import NatsServer
@@ -71,7 +71,7 @@ def join(make_connector: MakeConnector) -> MakeMember:
             tls_context=chosen.tls_context,
             tls_always=chosen.tls_always,
             account=chosen.account,
-            advise=functools.partial(security.advice, chosen),
+            advise=chosen.advice,
         )
 
     return make
@@ -313,7 +313,7 @@ class TestOrganization:
         now = [time.time()]
         chosen = choose(member.settings(), insecure=False, clock=lambda: now[0])
         now[0] += 100 * 86400
-        text = security.advice(chosen, AuthorizationError("refused"))
+        text = chosen.advice(AuthorizationError("refused"))
         assert text.startswith(f"check plugin.security.choria.token_file ({member.token}), which is expired since 20")
 
     def test_another_user_leads_to_another_account_which_does_not_count(

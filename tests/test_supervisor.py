@@ -386,8 +386,8 @@ class TestDaemon:
         poison(daemon, sys.exit)
         eventually(lambda: daemon.healthy is False)
         assert "thread connector-reader: the thread has died: leaving" in caplog.messages
-        assert daemon.connector._latest
-        daemon.connector._latest.close()  # which the reader can do no more
+        assert daemon.connector._last_link
+        daemon.connector._last_link.close()  # which the reader can do no more
 
     @pytest.mark.usefixtures("impatient")
     def test_the_reader_that_is_stuck_ends_it_with_a_failure(

@@ -11,7 +11,9 @@ import attrs
 import pytest
 
 from provisioner.choria import survey
-from provisioner.choria.connector import Connector, ConnectorError, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectorError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.survey import Stats

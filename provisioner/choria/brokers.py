@@ -29,7 +29,7 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<bracketed>[^][]*)\]|(?P<plain>[^][:]*)):(
 _HOST = re.compile(r"[^\s\x00-\x1f\x7f-\x9f/?#@]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class AddressError(ProvisionerError):
@@ -168,4 +168,4 @@ class BrokerList:
         """Log a failure of the look-ups, once until it changes: a connection is tried every few seconds."""
         if reason != self._warned:
             self._warned = reason
-            log.warning("No broker found in DNS, using %s: %s", LAST_RESORT, reason)
+            LOG.warning("No broker found in DNS, using %s: %s", LAST_RESORT, reason)

@@ -25,30 +25,22 @@ from typing import Any
 
 from provisioner.choria import retry
 from provisioner.choria.brokers import Broker
-from provisioner.choria.link import Link, Pong, Server, Terms
-from provisioner.choria.nats import (
-    CRLF,
-    AccountError,
-    AlertError,
-    AuthorizationError,
-    BrokerError,
-    CertificateError,
+from provisioner.choria.errors import (
+    ConnectFailedError,
     ConnectionClosedError,
     ConnectionLostError,
     ConnectorError,
-    HeaderError,
+    NoRespondersError,
+    NotConnectedError,
+    PayloadTooLargeError,
+    RequestTimeoutError,
+)
+from provisioner.choria.link import Link, Pong, Server, Terms
+from provisioner.choria.nats import (
+    CRLF,
     Message,
     NATSClient,
     NATSSubscription,
-    NoRespondersError,
-    NotConnectedError,
-    NoTLSError,
-    PayloadTooLargeError,
-    RequestTimeoutError,
-    SubjectError,
-    TLSError,
-    UnreachableError,
-    WireError,
     check_pattern,
     check_subject,
     encode_publish,
@@ -60,55 +52,16 @@ from provisioner.monitor import health
 from provisioner.monitor.health import Health
 from provisioner.monitor.metrics import ConnectorMetrics
 
-__all__ = (
-    "AccountError",
-    "AlertError",
-    "AuthorizationError",
-    "BrokerError",
-    "CertificateError",
-    "ConnectFailedError",
-    "ConnectionClosedError",
-    "ConnectionLostError",
-    "Connector",
-    "ConnectorError",
-    "Expectation",
-    "HeaderError",
-    "Message",
-    "NATSSubscription",
-    "NoRespondersError",
-    "NoTLSError",
-    "NotConnectedError",
-    "PayloadTooLargeError",
-    "RequestTimeoutError",
-    "SubjectError",
-    "TLSError",
-    "UnreachableError",
-    "WireError",
-)
-
 #: How long messages under way are awaited on a connection that was exchanged for another.
 READ_OUT_SECONDS = 1.0
 #: How long close() waits for the reader, which only a callback that blocks can hold up.
 JOIN_SECONDS = 3.0
 #: How often it interrupts the reader meanwhile.
 INTERRUPT_SECONDS = 0.05
-#: Something comes from the broker, or the connection is given up, or the next attempt to connect ends, before that.
+#: The reader must read a frame or try a server at least this often, or its health check fails.
 TURN_LIMIT_SECONDS = 180.0
 
-log = logging.getLogger(__name__)
-
-
-class ConnectFailedError(ConnectorError):
-    """None of the brokers could be connected to.
-
-    :ivar causes: what was wrong, by the URL of the broker
-    """
-
-    def __init__(self, causes: Mapping[str, ProvisionerError]) -> None:
-        self.causes = causes
-        super().__init__(
-            "; ".join(f"{url}: {cause}" for url, cause in causes.items()) or "there is no broker to connect to"
-        )
+LOG = logging.getLogger(__name__)
 
 
 class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
@@ -169,8 +122,8 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         self._lock = threading.Lock()
         self._live: Link | None = None
         # these two are set by the reader alone
-        self._opening: Link | None = None
-        self._latest: Link | None = None  # the live one, or else the one that was
+        self._connecting_link: Link | None = None
+        self._last_link: Link | None = None  # the live one, or else the one that was
         self._began = 0.0  # when it turned last to a frame or to an attempt to connect
         self._closing = threading.Event()
         self._up = threading.Event()  # live, or closed
@@ -228,12 +181,12 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     @property
     def connected_url(self) -> str:
         """Of the broker that we are, or were last, connected to; empty before."""
-        return str(self._latest or "")
+        return str(self._last_link or "")
 
     @property
     def server_info(self) -> Mapping[str, Any]:
         """What that broker has told in its INFO, for example ``remote_account``."""
-        return self._latest.info if self._latest else {}
+        return self._last_link.info if self._last_link else {}
 
     @property
     def last_error(self) -> str:
@@ -255,13 +208,13 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         give_up = time.monotonic() + JOIN_SECONDS
         while reader is not None and reader.is_alive() and reader is not threading.current_thread():
             if time.monotonic() > give_up:
-                log.error("the reader of the connection does not end: a callback blocks it")
+                LOG.error("the reader of the connection does not end: a callback blocks it")
                 return
             reader.join(INTERRUPT_SECONDS)
             self._interrupt()  # once more: what it was about to begin a moment ago could not be ended yet
 
     def _interrupt(self) -> None:
-        for link in (self._opening, self._live):
+        for link in (self._connecting_link, self._live):
             if link is not None:
                 link.shutdown()
 
@@ -413,15 +366,15 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _waiter_thread(self) -> None:
         while not self._closing.is_set():
             try:
-                self._live_and_die()
+                self._one_connection()
             except Exception:  # the outermost frame: without a reader the daemon would be deaf, so it goes on
-                log.exception("defect in the reader of the connection")
+                LOG.exception("defect in the reader of the connection")
                 self._lose(ConnectionLostError("there is a defect, see the log"))
                 self._closing.wait(retry.RECONNECT_BACKOFF.delay(1))
         self._fail_waiters(ConnectionClosedError, "the connection was closed")
         self._up.set()
 
-    def _live_and_die(self) -> None:
+    def _one_connection(self) -> None:
         """One connection from the first try to its loss, and those for which it is exchanged meanwhile."""
         link = self._establish()
         try:
@@ -457,12 +410,12 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         self.failure = error
         if self.connections == 0:
             self._metrics.initial_connection_attempts.inc()
-        log.warning("cannot connect, trying again in %.1f s: %s", delay, error)
+        LOG.warning("cannot connect, trying again in %.1f s: %s", delay, error)
 
     def _servers(self) -> list[Server]:
         """The configured brokers and the other members of their cluster, in random order."""
         configured = [Server(broker, broker.host) for broker in self._brokers()]
-        advertised = self._latest.advertised if self._latest else ()
+        advertised = self._last_link.advertised if self._last_link else ()
         servers = {server.address: server for server in (*advertised, *configured)}
         return random.sample(list(servers.values()), len(servers))
 
@@ -491,12 +444,12 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
     def _open(self, server: Server) -> Link:
         """Connect to a server and subscribe; from then on everybody uses this connection."""
         link = Link(server, self._terms)
-        self._opening = link
+        self._connecting_link = link
         try:
             link.open()
             with self._lock:
                 link.send(b"".join(map(encode_subscribe, self._subs.values())))
-                self._live = self._latest = link
+                self._live = self._last_link = link
                 self.connections += 1
                 self.changed = time.monotonic()
                 self._up.set()
@@ -506,7 +459,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         return link
 
     def _report_success(self, link: Link) -> None:
-        log.info("connected to %s", link)
+        LOG.info("connected to %s", link)
         if self.connections > 1:
             self._metrics.reconnections.inc()
             if self.on_reconnect is not None:
@@ -519,27 +472,29 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             message = link.read()
             if message is not None:
                 self._handle_message(message)
-            elif link.lame:
-                link.lame = False
-                successor = self._succeed(link)
+            elif link.about_to_stop:
+                link.about_to_stop = False
+                successor = self._change_server(link)
                 if successor is not None:
                     return successor
 
-    def _succeed(self, lame: Link) -> Link | None:
+    def _change_server(self, old: Link) -> Link | None:
         """Change to another server, since this one is about to stop; None when there is no other: we stay then.
 
         The new connection is there before the old one is left, so nothing is missed, and nobody who waits is
         disturbed. What comes over both in between is delivered twice.
         """
-        log.info("%s is about to stop, looking for another broker", lame)
+        LOG.info("%s is about to stop, looking for another broker", old)
         try:
-            link = self._try([server for server in self._servers() if server.address != lame.server.address])
+            link = self._try([server for server in self._servers() if server.address != old.server.address])
         except ProvisionerError as error:
-            log.warning("%s is about to stop, and there is nowhere to go: %s", lame, error)
+            LOG.warning("%s is about to stop, and there is nowhere to go: %s", old, error)
             return None
-        for message in lame.read_out(READ_OUT_SECONDS):
-            self._handle_message(message)
-        self._retire(lame)
+        try:
+            for message in old.read_out(READ_OUT_SECONDS):
+                self._handle_message(message)
+        finally:
+            self._retire(old)
         return link
 
     def _lose(self, error: ConnectorError) -> None:
@@ -556,10 +511,10 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
             self._up.clear()
         self._retire(link)
         if self._closing.is_set():
-            log.info("left %s", link)
+            LOG.info("left %s", link)
             return
         self._metrics.errors.inc()
-        log.warning("lost the connection to %s: %s", link, error)
+        LOG.warning("lost the connection to %s: %s", link, error)
         self._fail_waiters(ConnectionLostError, f"the connection was lost: {error}")
 
     def _retire(self, link: Link) -> None:
@@ -588,7 +543,7 @@ class Connector(NATSClient):  # type: ignore[misc]  # pynats2 has no types
         try:
             callback(*arguments)
         except Exception:  # what is wrong with one callback must not end the connection for all others
-            log.exception("defect in the callback for %s", purpose)
+            LOG.exception("defect in the callback for %s", purpose)
 
     def _fail_waiters(self, kind: type[ConnectorError], text: str) -> None:
         for waiter in list(self._waiters.values()):

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
+from provisioner.choria.connector import Connector
 from provisioner.choria.identity import reason_insane
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import DISCOVERY_SUBJECT, Protocol, ProtocolError, Reply
+from provisioner.choria.window import Window
 from provisioner.text import printable
 
 LOG = logging.getLogger(__name__)
@@ -66,29 +68,18 @@ def discover(
         )
         # no NATS reply subject: a broker that knows of nobody yet must not end the window
         connector.publish(DISCOVERY_SUBJECT, payload=payload)
+        window = Window(replies, first=first_reply, slide=SLIDE_SECONDS, limit=LIMIT_SECONDS)
         messages: list[Message] = []
-        limit = time.monotonic() + LIMIT_SECONDS
-        end = min(limit, time.monotonic() + first_reply)
         # Replies are only put aside until the window closes: parsing thousands of them within it would delay the
         # stamping of those that follow, and so cut them off.
-        while not interrupted():
-            remaining = end - time.monotonic()
-            try:
-                message = replies.get(min(CHECK_SECONDS, max(0.0, remaining)))
-            except RequestTimeoutError:
-                if remaining <= 0:
-                    return _sightings(messages, protocol, request_id)
-                continue
-            except NoRespondersError:
-                # the broker says this to requests with a reply subject only: it is somebody's forgery
-                if remaining <= 0:
-                    return _sightings(messages, protocol, request_id)
-                continue
-            if message.received > end:  # a flood must not keep us here for ever
-                return _sightings(messages, protocol, request_id)
-            messages.append(message)
-            end = min(limit, message.received + SLIDE_SECONDS)
-    return []
+        while not window.closed:
+            if interrupted():
+                return []
+            message = window.take(CHECK_SECONDS)
+            if message is not None:
+                messages.append(message)
+                window.extend(message)
+        return _sightings(messages, protocol, request_id)
 
 
 def _sightings(messages: list[Message], protocol: Protocol, request_id: str) -> list[Sighting]:

@@ -16,21 +16,17 @@ from typing import Any
 import attrs
 
 from provisioner.choria.brokers import AddressError, Broker, parse
-from provisioner.choria.nats import (
-    PING,
-    PONG,
+from provisioner.choria.errors import (
     AccountError,
-    Command,
     ConnectionLostError,
     ConnectorError,
-    FrameReader,
-    Message,
     NoTLSError,
     TLSError,
     UnreachableError,
     WireError,
     broker_error,
 )
+from provisioner.choria.nats import PING, PONG, Command, FrameReader, Message
 from provisioner.choria.stream import Stream
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.text import printable
@@ -44,7 +40,7 @@ DEFAULT_MAX_PAYLOAD_BYTES = 1024 * 1024
 #: What a NATS server without accounts says that our account is.
 GLOBAL_ACCOUNT = "$G"
 
-log = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -96,7 +92,7 @@ class Link:
     :ivar info: all that the broker has told in its INFO, the latest of each
     :ivar max_payload: bytes that a message may have
     :ivar advertised: other members of the broker's cluster
-    :ivar lame: the broker has said that it is about to stop
+    :ivar about_to_stop: the broker has said that it is
     """
 
     def __init__(self, server: Server, terms: Terms) -> None:
@@ -104,7 +100,7 @@ class Link:
         self.info: Mapping[str, Any] = {}
         self.max_payload = DEFAULT_MAX_PAYLOAD_BYTES
         self.advertised: tuple[Server, ...] = ()
-        self.lame = False
+        self.about_to_stop = False
         self._terms = terms
         self._stream = Stream()
         self._frames = FrameReader(self._receive)
@@ -266,7 +262,7 @@ class Link:
             raise WireError("the broker sent an INFO that is not an object")
         self.info = {**self.info, **info}  # a later one does not repeat everything
         self._check_account(info.get("remote_account"))
-        self.lame = bool(info.get("ldm"))
+        self.about_to_stop = bool(info.get("ldm"))
         limit = self.info.get("max_payload")
         self.max_payload = limit if type(limit) is int and limit > 0 else DEFAULT_MAX_PAYLOAD_BYTES
         if isinstance(info.get("connect_urls"), list):
@@ -282,7 +278,7 @@ class Link:
             try:
                 broker = parse(str(url))
             except AddressError as error:
-                log.debug("ignored an advertised broker: the address %s", error)
+                LOG.debug("ignored an advertised broker: the address %s", error)
                 continue
             # certificates carry names: one that is known only by its address has to prove the name of the advertiser
             yield Server(broker, self.server.tls_name if _is_ip(broker.host) else broker.host)
@@ -292,7 +288,7 @@ class Link:
         if not text.lower().startswith("permissions violation"):
             raise broker_error(text)
         self._terms.metrics.errors.inc()
-        log.warning("%s reports: %s", self, text)
+        LOG.warning("%s reports: %s", self, text)
 
 
 def _is_ip(host: str) -> bool:

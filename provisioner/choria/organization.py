@@ -14,6 +14,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from provisioner.choria import certificates, tls
+from provisioner.choria.advice import Advice
 from provisioner.choria.certificates import Pair
 from provisioner.choria.credentials import (
     CredentialsError,
@@ -22,7 +23,7 @@ from provisioner.choria.credentials import (
     attempt,
     lifetime_problem,
 )
-from provisioner.choria.nats import WireError
+from provisioner.choria.errors import WireError
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v2 import ProtocolV2
 from provisioner.choria.settings import CHORIA_CA, CHORIA_CERTIFICATE, CHORIA_KEY, SEED_FILE, TOKEN_FILE, Settings
@@ -74,15 +75,11 @@ class Organization:
         self._caller = caller = self._credentials().claims["callerid"]
         self.protocol = ProtocolV2(identity=settings.identity, caller=caller, ttl=settings.ttl, sign=self._sign)
         self.warnings = tuple(self._warnings())
-        self.ca_hint = str(self._ca or CHORIA_CA)
-        self.certificate_hint = str(File(CHORIA_CERTIFICATE, settings.choria_certificate))
-
-    @property
-    def login_hint(self) -> str:
-        password = "broker_provisioning_password" + ("" if self._settings.login else ", which is not set,")
-        claims = self._credentials().claims
-        problem = lifetime_problem(claims.get("nbf"), claims.get("exp"), self._clock())
-        return f"{self._token}, which is {problem}" if problem else f"{password} and {self._token}"
+        self.advice = Advice(
+            login=self._login_advice,
+            authorities=str(self._ca or CHORIA_CA),
+            certificate=str(File(CHORIA_CERTIFICATE, settings.choria_certificate)),
+        )
 
     @property
     def summary(self) -> str:
@@ -112,6 +109,12 @@ class Organization:
         if self._certificate:
             expiries["certificate"] = self._certificate().expiry
         return expiries
+
+    def _login_advice(self) -> str:
+        password = "broker_provisioning_password" + ("" if self._settings.login else ", which is not set,")
+        claims = self._credentials().claims
+        problem = lifetime_problem(claims.get("nbf"), claims.get("exp"), self._clock())
+        return f"{self._token}, which is {problem}" if problem else f"{password} and {self._token}"
 
     def _sign(self, request: bytes) -> tuple[str, str]:
         credentials = self._credentials()

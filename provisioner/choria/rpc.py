@@ -21,14 +21,9 @@ from typing import Any
 
 import attrs
 
-from provisioner.choria.connector import (
-    Connector,
-    ConnectorError,
-    Expectation,
-    Message,
-    NoRespondersError,
-    RequestTimeoutError,
-)
+from provisioner.choria.connector import Connector, Expectation
+from provisioner.choria.errors import ConnectorError, NoRespondersError, RequestTimeoutError
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import Protocol, ProtocolError, Reply, node_subject
 from provisioner.errors import ProvisionerError
 from provisioner.text import printable

@@ -10,19 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from provisioner.choria import tls
-from provisioner.choria.connector import (
-    AccountError,
-    AlertError,
-    AuthorizationError,
-    CertificateError,
-    ConnectorError,
-    NoTLSError,
-)
+from provisioner.choria.advice import Advice
 from provisioner.choria.credentials import CredentialsError, expiry_warnings
 from provisioner.choria.organization import Organization
 from provisioner.choria.protocol import Protocol
 from provisioner.choria.protocol_v1 import ProtocolV1
-from provisioner.choria.settings import HOSTS, PROVIDER, Settings
+from provisioner.choria.settings import Settings
 from provisioner.choria.x509 import X509
 from provisioner.errors import ConfigurationError
 
@@ -30,11 +23,6 @@ LOG = logging.getLogger(__name__)
 
 #: How often a credential that is about to expire is warned about.
 REMINDER_SECONDS = 86400.0
-
-# what OpenSSL finds in certificates
-_NOT_YET_VALID = 9
-_EXPIRED = 10
-_OTHER_NAMES = (62, 64)  # host name, address
 
 
 class Security(typing.Protocol):
@@ -64,16 +52,8 @@ class Security(typing.Protocol):
         """Who we are, and what proves it."""
 
     @property
-    def login_hint(self) -> str:
-        """The settings to look at when a broker refuses the login."""
-
-    @property
-    def ca_hint(self) -> str:
-        """Where those authorities are from that are trusted to vouch for a broker."""
-
-    @property
-    def certificate_hint(self) -> str:
-        """The setting to look at when a broker refuses our certificate."""
+    def advice(self) -> Advice:
+        """Says which setting may be the cause of a failure to connect."""
 
     def authenticate(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """The members of CONNECT that prove who we are, given the INFO of the broker."""
@@ -117,9 +97,11 @@ class Insecure:
     account = ""
     warnings = ()
     summary = "none: choria_insecure is on, so nothing is signed"
-    login_hint = "broker_provisioning_password"
-    ca_hint = "the trust store of this system (or SSL_CERT_FILE)"
-    certificate_hint = "choria_insecure, with which no certificate is sent"
+    advice = Advice(
+        login=lambda: "broker_provisioning_password",
+        authorities="the trust store of this system (or SSL_CERT_FILE)",
+        certificate="choria_insecure, with which no certificate is sent",
+    )
 
     def __init__(self, settings: Settings) -> None:
         self._login = settings.login
@@ -133,31 +115,6 @@ class Insecure:
 
     def expiries(self) -> Mapping[str, float]:
         return {}
-
-
-def advice(security: Security, error: ConnectorError) -> str:
-    """Which setting may be the cause of a failure to connect; empty when none is more likely than others."""
-    if isinstance(error, AuthorizationError):
-        return f"check {security.login_hint}"
-    if isinstance(error, AccountError):
-        return "no unprovisioned server is there: check that broker_provisioning_password is set"
-    if isinstance(error, AlertError):
-        return f"check {security.certificate_hint}"
-    if isinstance(error, NoTLSError):
-        return f"check {HOSTS}, and whether {PROVIDER} is right for this network"
-    if isinstance(error, CertificateError):
-        return _certificate_advice(security, error)
-    return ""
-
-
-def _certificate_advice(security: Security, error: CertificateError) -> str:
-    if error.code == _EXPIRED:
-        return "the broker needs a new one, or this machine's clock is ahead"
-    if error.code == _NOT_YET_VALID:
-        return "check this machine's clock, and the broker's"
-    if error.code in _OTHER_NAMES:
-        return f"check {HOSTS}, which has to name the broker as its certificate does (in a subject alternative name)"
-    return f"check {security.ca_hint}"
 
 
 class ExpiryReminder:

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any
 
-from provisioner.choria.nats import (
+from provisioner.choria.errors import (
     AlertError,
     CertificateError,
     ConnectionLostError,
@@ -87,7 +87,9 @@ class Stream:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
     def receive(self) -> bytes | None:
-        """Some bytes, at least one; ``b""`` once the broker has closed; None when nothing came in time.
+        """Some bytes, at least one; ``b""`` once the broker has closed; None when nothing came in time, or too little.
+
+        However little comes at a time, it returns then: whoever receives has to look at the clock.
 
         :raises ConnectorError: when the connection is broken
         """
@@ -107,10 +109,7 @@ class Stream:
             with self._send_lock:
                 if not self._open:
                     raise ConnectionLostError("the connection is closed")
-                self._socket.sendall(self._tls.encrypt(data) if self._tls else data)
-        except BlockingIOError:
-            self.shutdown()
-            raise ConnectionLostError(f"the broker took no data for {SEND_SECONDS:g} s") from None
+                self._send_all(self._tls.encrypt(data) if self._tls else data)
         except OSError as error:
             self.shutdown()
             raise _typed(error) from None
@@ -178,24 +177,33 @@ class Stream:
                     raise TLSError("the broker closed the connection during the TLS handshake")
                 tls.feed(data)
         except ssl.SSLError:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ConnectionLostError):
                 self._send_records(tls)  # the alert that tells the broker why
             raise
         self._send_records(tls)
 
-    def _receive_encrypted(self, tls: _TLS) -> bytes:
-        while not tls.fed or (data := tls.decrypt()) is None:
-            self._send_records(tls)  # the answer to a key update, say
-            records = self._socket.recv(READ_BYTES)
-            if not records:
-                return b""
-            tls.feed(records)
-        return data
+    def _receive_encrypted(self, tls: _TLS) -> bytes | None:
+        if tls.fed and (data := tls.decrypt()) is not None:
+            return data
+        self._send_records(tls)  # the answer to a key update, say
+        records = self._socket.recv(READ_BYTES)
+        if not records:
+            return b""
+        tls.feed(records)
+        return tls.decrypt()  # None: not a whole record yet, or one without data
 
     def _send_records(self, tls: _TLS) -> None:
         if tls.has_records:
             with self._send_lock:
-                self._socket.sendall(tls.take_records())
+                self._send_all(tls.take_records())
+
+    def _send_all(self, data: bytes) -> None:
+        """Send, under the lock for that. When it takes too long part of a record or a command may be gone."""
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            self.shutdown()
+            raise ConnectionLostError(f"the broker took no data for {SEND_SECONDS:g} s") from None
 
 
 class _TLS:
@@ -211,6 +219,9 @@ class _TLS:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         self._lock = threading.Lock()
+        #: Whether there is something to send that no data goes with. What :meth:`encrypt` makes does not count: a
+        #: reader that went to send it would wait for as long as the write takes.
+        self.has_records = False
 
     def handshake(self) -> bool:
         """Go on with the handshake; False when more must be fed for that."""
@@ -219,6 +230,8 @@ class _TLS:
                 self._object.do_handshake()
             except ssl.SSLWantReadError:
                 return False
+            finally:
+                self.has_records = self._outgoing.pending > 0
             return True
 
     def feed(self, records: bytes) -> None:
@@ -227,8 +240,8 @@ class _TLS:
 
     @property
     def fed(self) -> bool:
-        """Whether something was fed that was not taken yet, if only a part of a record."""
-        return self._incoming.pending > 0 or self._object.pending() > 0
+        """Whether there are bytes that OpenSSL has not read yet."""
+        return self._incoming.pending > 0
 
     def decrypt(self) -> bytes | None:
         """What was fed, ``b""`` when the other side says that this is the end, None when more must be fed first."""
@@ -237,6 +250,8 @@ class _TLS:
                 return self._object.read(READ_BYTES)
             except ssl.SSLWantReadError:
                 return None
+            finally:
+                self.has_records = self._outgoing.pending > 0
 
     def encrypt(self, data: bytes) -> bytes:
         """The records that carry `data`, after any that were due before."""
@@ -244,16 +259,15 @@ class _TLS:
             rest = memoryview(data)
             while rest:
                 rest = rest[self._object.write(rest) :]
-            return self._outgoing.read()
-
-    @property
-    def has_records(self) -> bool:
-        """Whether there is something to send that no data goes with."""
-        return self._outgoing.pending > 0
+            return self._take_records()
 
     def take_records(self) -> bytes:
         with self._lock:
-            return self._outgoing.read()
+            return self._take_records()
+
+    def _take_records(self) -> bytes:
+        self.has_records = False
+        return self._outgoing.read()
 
 
 def _look_up(host: str, port: int, answers: queue.SimpleQueue[Any]) -> None:

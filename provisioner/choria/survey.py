@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Collection
 
 import attrs
 
-from provisioner.choria.connector import Connector, Message, NoRespondersError, RequestTimeoutError
+from provisioner.choria.connector import Connector
+from provisioner.choria.nats import Message
 from provisioner.choria.protocol import COLLECTIVE, Protocol, ProtocolError
 from provisioner.choria.rpc import RPCError, opened
+from provisioner.choria.window import Window
 
 #: How long the first reply may take.
 FIRST_REPLY_SECONDS = 4.0
@@ -54,24 +55,14 @@ def survey(
             connected_url=connector.connected_url,
         )
         connector.publish(f"{COLLECTIVE}.broadcast.agent.{AGENT}", payload=payload)
-        limit = time.monotonic() + LIMIT_SECONDS
-        end = time.monotonic() + FIRST_REPLY_SECONDS
-        while missing:
-            try:
-                message = replies.get(max(0.0, end - time.monotonic()))
-            except RequestTimeoutError:
-                break
-            except NoRespondersError:  # said to requests with a reply subject only: it is somebody's forgery
-                if time.monotonic() >= end:
-                    break
-                continue
-            if message.received > end:  # a flood must not keep us here for ever
-                break
-            answer = _answer(message, protocol, request_id)
-            if answer and answer[0] in missing:
+        window = Window(replies, first=FIRST_REPLY_SECONDS, slide=SLIDE_SECONDS, limit=LIMIT_SECONDS)
+        while missing and not window.closed:
+            message = window.take()
+            answer = message and _answer(message, protocol, request_id)
+            if message and answer and answer[0] in missing:
                 missing.remove(answer[0])
                 found[answer[0]] = answer[1]
-                end = min(limit, message.received + SLIDE_SECONDS)
+                window.extend(message)
     return found
 
 

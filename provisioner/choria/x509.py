@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from provisioner.choria import certificates, tls
+from provisioner.choria.advice import Advice
 from provisioner.choria.certificates import Pair
 from provisioner.choria.credentials import CredentialsError, File, LastGood, attempt, lifetime_problem
 from provisioner.choria.protocol import COLLECTIVE
@@ -43,9 +44,8 @@ class X509:
             identity=settings.identity, caller=settings.caller, ttl=settings.ttl, sign=self._sign, clock=clock
         )
         self.warnings = tuple(self._warnings(clock()))
-        self.login_hint = "broker_provisioning_password" + ("" if settings.login else ", which is not set")
-        self.ca_hint = str(self._ca)
-        self.certificate_hint = str(self._certificate)
+        login = "broker_provisioning_password" + ("" if settings.login else ", which is not set")
+        self.advice = Advice(login=lambda: login, authorities=str(self._ca), certificate=str(self._certificate))
 
     @property
     def summary(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,8 @@ import attrs
 from provisioner import config, exposure
 from provisioner.choria import security, settings
 from provisioner.choria.brokers import Broker, BrokerList
-from provisioner.choria.connector import Connector, ConnectorError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectorError
 from provisioner.choria.protocol import reply_prefix
 from provisioner.choria.rpc import Client
 from provisioner.choria.security import Security
@@ -79,7 +79,7 @@ class Setup:
             tls_context=network.tls_context,
             tls_always=network.tls_always,
             account=network.account,
-            advise=functools.partial(security.advice, network),
+            advise=network.advice,
             connect_timeout=choria.connect_timeout,
             metrics=metrics.connector,
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
-from provisioner.choria.election import BUCKET, ElectionError, Key
+from provisioner.choria.election_key import BUCKET, ElectionError, Key
 from provisioner.cli import rivals, waiting
 from provisioner.cli.assembly import Setup, connected
 from provisioner.cli.findings import Report

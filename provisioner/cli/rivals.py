@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from provisioner.choria.connector import Connector
-from provisioner.choria.election import Key
+from provisioner.choria.election_key import Key
 from provisioner.cli import daemon
 from provisioner.cli.assembly import Setup
 from provisioner.errors import ProvisionerError

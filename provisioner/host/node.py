@@ -13,7 +13,7 @@ import attrs
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from provisioner.choria.connector import ConnectionLostError, ConnectorError, PayloadTooLargeError
+from provisioner.choria.errors import ConnectionLostError, ConnectorError, PayloadTooLargeError
 from provisioner.choria.retry import RPC_BACKOFF
 from provisioner.choria.rpc import (
     BadReplyError,

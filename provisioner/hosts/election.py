@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import attrs
 
-from provisioner.choria.election import ElectionError, Key, TakenError, UndecidedError
+from provisioner.choria.election_key import ElectionError, Key, TakenError, UndecidedError
 from provisioner.choria.retry import CAMPAIGN_BACKOFF
 from provisioner.config import Config
 from provisioner.hosts.loop import IDLE_SECONDS, TURN_LIMIT_SECONDS, Loop

@@ -7,8 +7,9 @@ import queue
 import time
 
 from provisioner.choria import lifecycle
-from provisioner.choria.connector import Connector, Message
+from provisioner.choria.connector import Connector
 from provisioner.choria.identity import reason_insane
+from provisioner.choria.nats import Message
 from provisioner.config import Config
 from provisioner.host.host import Host
 from provisioner.hosts.admission import Admission

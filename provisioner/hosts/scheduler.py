@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from provisioner import __version__, systemd
 from provisioner.choria import discovery, lifecycle
-from provisioner.choria.election import ELECTION, Key
+from provisioner.choria.election_key import ELECTION, Key
 from provisioner.errors import ProvisionerError
 from provisioner.host import node
 from provisioner.host.host import Host

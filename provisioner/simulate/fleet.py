@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from provisioner.choria import brokers, tls
-from provisioner.choria.connector import Connector, ConnectorError, Message
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectorError
+from provisioner.choria.nats import Message
 from provisioner.errors import ProvisionerError
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate import events, misbehaviour

@@ -438,7 +438,7 @@ class TestElection:
         monkeypatch.setattr("provisioner.choria.discovery.LIMIT_SECONDS", 0.3)
         streams.make_bucket()
         real = time.time
-        monkeypatch.setattr("provisioner.choria.election.time.time", lambda: real() + wrong)
+        monkeypatch.setattr("provisioner.choria.election_key.time.time", lambda: real() + wrong)
         done = run("check", *place.files, "--connect")
 
         assert done.code == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.choria import retry
-from provisioner.choria.election import UNREACHABLE_SEQUENCE, Key
+from provisioner.choria.election_key import UNREACHABLE_SEQUENCE, Key
 from provisioner.cli import rivals
 from provisioner.host import node
 from provisioner.monitor.http import MonitorServer

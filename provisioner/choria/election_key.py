@@ -13,7 +13,8 @@ import time
 from datetime import datetime
 from typing import Any
 
-from provisioner.choria.connector import Connector, ConnectorError, NoRespondersError
+from provisioner.choria.connector import Connector
+from provisioner.choria.errors import ConnectorError, NoRespondersError
 from provisioner.errors import ProvisionerError
 from provisioner.text import printable
 
