@@ -11,12 +11,13 @@ import attrs
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from provisioner import lifetimes
 from provisioner.choria import tls
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
 from provisioner.choria.credentials import CredentialsError
 from provisioner.choria.errors import AccountError, AuthorizationError, ConnectFailedError
-from provisioner.choria.security import ExpiryReminder, Insecure, choose
+from provisioner.choria.security import Insecure, choose
 from provisioner.choria.settings import Settings
 from provisioner.simulate.broker import NatsServer
 from tests.certificates import Authority, Files
@@ -385,7 +386,7 @@ class TestReminder:
     def test_it_warns_once_a_day_of_what_expires_within_thirty(self, caplog: pytest.LogCaptureFixture) -> None:
         now = [0.0]
         expiries = {"token": 32.5 * self.DAY, "certificate": 99 * self.DAY}
-        remind = ExpiryReminder(lambda: expiries, clock=lambda: now[0], now=lambda: now[0])
+        remind = lifetimes.Reminder(lambda: expiries, clock=lambda: now[0], now=lambda: now[0])
         told = {}
         for hour in range(35 * 24):
             now[0] = hour * 3600.0

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, Pub
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from provisioner.choria.credentials import CredentialsError, File, attempt, lifetime_problem
+from provisioner import lifetimes
+from provisioner.choria.credentials import CredentialsError, File, attempt
 
 
 @attrs.frozen
@@ -52,7 +53,7 @@ def check_lifetime(file: File, certificate: x509.Certificate, now: float) -> Non
 
     :raises CredentialsError: it has
     """
-    if problem := lifetime_problem(None, certificate.not_valid_after_utc.timestamp(), now):
+    if problem := lifetimes.problem(None, certificate.not_valid_after_utc.timestamp(), now):
         raise file.error(problem)
 
 
@@ -100,4 +101,4 @@ def _encoded(key: PublicKeyTypes) -> bytes:
 
 def _lifetime_problem(certificate: x509.Certificate, now: float) -> str | None:
     not_before, not_after = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return lifetime_problem(not_before.timestamp(), not_after.timestamp(), now)
+    return lifetimes.problem(not_before.timestamp(), not_after.timestamp(), now)

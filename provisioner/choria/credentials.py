@@ -7,8 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -18,9 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from provisioner.errors import ProvisionerError
 
 LOG = logging.getLogger(__name__)
-
-#: How long before its end a credential is first warned about.
-EXPIRY_WARNING_SECONDS = 30 * 86400.0
 
 #: How often at most it is looked whether files were replaced that every request needs.
 LOOK_SECONDS = 0.1
@@ -171,34 +167,3 @@ def attempt(problems: list[str], make: Callable[[], _T]) -> _T | None:
     except CredentialsError as error:
         problems += error.problems
         return None
-
-
-def lifetime_problem(not_before: float | None, expiry: float | None, now: float) -> str | None:
-    """Why something is not valid at the time `now`; all in seconds since the epoch."""
-    if not_before is not None and now < not_before:
-        return f"not valid before {date(not_before)}, and the clock of this machine says {date(now)}"
-    if expiry is not None and now >= expiry:
-        return f"expired since {date(expiry)}"
-    return None
-
-
-def expiry_warnings(expiries: Mapping[str, float], now: float) -> list[str]:
-    """One line for each credential that has expired, or will before long.
-
-    :param expiries: by credential, in seconds since the epoch
-    """
-    lines = []
-    for credential, expiry in expiries.items():
-        if now >= expiry:
-            lines.append(f"the {credential} of this provisioner has expired, on {date(expiry)}")
-        elif expiry - now < EXPIRY_WARNING_SECONDS:
-            lines.append(f"the {credential} of this provisioner expires on {date(expiry)}")
-    return lines
-
-
-def date(seconds: float) -> str:
-    """A time for people, in UTC."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return "a time beyond all calendars"

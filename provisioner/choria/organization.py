@@ -13,16 +13,11 @@ import attrs
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from provisioner import lifetimes
 from provisioner.choria import certificates, tls
 from provisioner.choria.advice import Advice
 from provisioner.choria.certificates import Pair
-from provisioner.choria.credentials import (
-    CredentialsError,
-    File,
-    LastGood,
-    attempt,
-    lifetime_problem,
-)
+from provisioner.choria.credentials import CredentialsError, File, LastGood, attempt
 from provisioner.choria.errors import WireError
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v2 import ProtocolV2
@@ -113,7 +108,7 @@ class Organization:
     def _login_advice(self) -> str:
         password = "broker_provisioning_password" + ("" if self._settings.login else ", which is not set,")
         claims = self._credentials().claims
-        problem = lifetime_problem(claims.get("nbf"), claims.get("exp"), self._clock())
+        problem = lifetimes.problem(claims.get("nbf"), claims.get("exp"), self._clock())
         return f"{self._token}, which is {problem}" if problem else f"{password} and {self._token}"
 
     def _sign(self, request: bytes) -> tuple[str, str]:
@@ -161,13 +156,13 @@ class Organization:
             yield from _issuer_problems(token, claims, self._settings.issuers)
         if self._caller is None:
             # later on it is for the broker to say, whose clock may be another, as it is of what is not valid yet
-            yield from filter(None, [lifetime_problem(None, claims.get("exp"), self._clock())])
+            yield from filter(None, [lifetimes.problem(None, claims.get("exp"), self._clock())])
         elif caller != self._caller:
             yield "for another caller id than the one before, which takes a restart"
 
     def _warnings(self) -> Iterator[str]:
         yield from tls.limit_warnings(self._settings)
-        if problem := lifetime_problem(self._credentials().claims.get("nbf"), None, self._clock()):
+        if problem := lifetimes.problem(self._credentials().claims.get("nbf"), None, self._clock()):
             yield f"{self._token}: {problem}"
         if not self._credentials().claims.get("ou"):
             yield f"{self._token}: names no organization (claim ou), which brokers refuse"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 import time
 import typing
@@ -11,18 +10,13 @@ from typing import Any
 
 from provisioner.choria import tls
 from provisioner.choria.advice import Advice
-from provisioner.choria.credentials import CredentialsError, expiry_warnings
+from provisioner.choria.credentials import CredentialsError
 from provisioner.choria.organization import Organization
 from provisioner.choria.protocol import Protocol
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.settings import Settings
 from provisioner.choria.x509 import X509
 from provisioner.errors import ConfigurationError
-
-LOG = logging.getLogger(__name__)
-
-#: How often a credential that is about to expire is warned about.
-REMINDER_SECONDS = 86400.0
 
 
 class Security(typing.Protocol):
@@ -115,30 +109,3 @@ class Insecure:
 
     def expiries(self) -> Mapping[str, float]:
         return {}
-
-
-class ExpiryReminder:
-    """Warns at the start, and then once a day, of credentials that are about to expire.
-
-    :param expiries: gives when each does, in seconds since the epoch
-    """
-
-    def __init__(
-        self,
-        expiries: Callable[[], Mapping[str, float]],
-        *,
-        clock: Callable[[], float] = time.time,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._expiries = expiries
-        self._clock = clock
-        self._now = now
-        self._next = now()
-
-    def __call__(self) -> None:
-        """Warn when it is time to. Costs next to nothing when it is not."""
-        if self._now() < self._next:
-            return
-        self._next = self._now() + REMINDER_SECONDS
-        for warning in expiry_warnings(self._expiries(), self._clock()):
-            LOG.warning("%s", warning)

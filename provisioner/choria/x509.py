@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from provisioner import lifetimes
 from provisioner.choria import certificates, tls
 from provisioner.choria.advice import Advice
 from provisioner.choria.certificates import Pair
-from provisioner.choria.credentials import CredentialsError, File, LastGood, attempt, lifetime_problem
+from provisioner.choria.credentials import CredentialsError, File, LastGood, attempt
 from provisioner.choria.protocol import COLLECTIVE
 from provisioner.choria.protocol_v1 import ProtocolV1
 from provisioner.choria.settings import FILE_CA, FILE_CERTIFICATE, FILE_KEY, PROVIDER, SSLDIR, Settings
@@ -82,7 +83,7 @@ class X509:
     def _warnings(self, now: float) -> list[str]:
         warnings = [*tls.limit_warnings(self._settings)]
         not_before = self._pair().certificate.not_valid_before_utc.timestamp()
-        if problem := lifetime_problem(not_before, None, now):
+        if problem := lifetimes.problem(not_before, None, now):
             warnings.append(f"{self._certificate}: {problem}")
         if self._settings.certname not in certificates.names(self._pair().certificate):
             warnings.append(

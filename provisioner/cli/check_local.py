@@ -8,9 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
-from provisioner import exposure, logs
+from provisioner import exposure, lifetimes, logs
 from provisioner.choria import brokers
-from provisioner.choria.credentials import EXPIRY_WARNING_SECONDS, date
 from provisioner.choria.settings import Settings
 from provisioner.cli import daemon, sample_input
 from provisioner.cli.assembly import Area, Reading, expiries, guarded_files
@@ -80,9 +79,12 @@ def credentials(report: Report, reading: Reading) -> None:
             report.ok(Area.CREDENTIALS, "JWTs for servers can be signed with jwt_signing_key")
         now = time.time()
         for name, expiry in expiries(reading.network, reading.issuer).items():
-            tell = report.ok if expiry - now > EXPIRY_WARNING_SECONDS else report.warning
+            tell = report.ok if expiry - now > lifetimes.WARNING_SECONDS else report.warning
             days = (expiry - now) / _DAY_SECONDS
-            tell(Area.CREDENTIALS, f"the {name.replace('_', ' ')} expires on {date(expiry)}, in {days:.0f} days")
+            tell(
+                Area.CREDENTIALS,
+                f"the {name.replace('_', ' ')} expires on {lifetimes.date(expiry)}, in {days:.0f} days",
+            )
 
 
 def exposed_files(report: Report, conf: Config, choria: Settings) -> None:

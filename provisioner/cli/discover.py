@@ -10,8 +10,8 @@ from pathlib import Path
 import attrs
 import click
 
+from provisioner import lifetimes
 from provisioner.choria.connector import Connector
-from provisioner.choria.credentials import date
 from provisioner.choria.discovery import Sighting
 from provisioner.choria.survey import Stats, survey
 from provisioner.cli import assembly, daemon, options, waiting
@@ -67,12 +67,12 @@ class _Server:
             {
                 "identity": self.sighting.identity,
                 "version": self.stats.version if self.stats else None,
-                "up_since": None if self.started is None else date(self.started),
+                "up_since": None if self.started is None else lifetimes.date(self.started),
                 "clock_ahead_seconds": None if self.sighting.ahead is None else round(self.sighting.ahead, 3),
                 "refused": self.refused,
                 "failures": self.trouble.failures if self.trouble else 0,
                 "last_failure": self.trouble.reason if self.trouble else None,
-                "next_try": date(self.trouble.next_try) if self.trouble and self.trouble.next_try else None,
+                "next_try": lifetimes.date(self.trouble.next_try) if self.trouble and self.trouble.next_try else None,
             }
         )
 

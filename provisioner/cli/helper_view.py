@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from provisioner.choria.credentials import date
+from provisioner import lifetimes
 from provisioner.host.answer import Answer
 from provisioner.host.facts import Facts
 from provisioner.text import MASK, masked, plain_line
@@ -105,7 +105,7 @@ class View:
         if inputs["server_jwt"]:
             claims = jwt.decode(inputs["server_jwt"], options={"verify_signature": False})
             collectives = ", ".join(claims["collectives"])
-            about = f"of organization {claims['ou']}, for {collectives}, until {date(claims['exp'])}"
+            about = f"of organization {claims['ou']}, for {collectives}, until {lifetimes.date(claims['exp'])}"
             yield _line("server_jwt", self.text(about))
 
     def text(self, text: str) -> str:
@@ -125,7 +125,7 @@ class View:
     def _claims(self, claims: Mapping[str, Any]) -> Iterator[str]:
         said = {name: value for name, value in claims.items() if value not in ("", None, (), {})}
         if exp := said.get("exp"):
-            said["exp"] = f"{exp} ({date(exp)})"
+            said["exp"] = f"{exp} ({lifetimes.date(exp)})"
         yield from self._group("server_claims", ((name, self.text(_shown(value))) for name, value in said.items()))
 
     def _group(self, title: str, entries: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -159,7 +159,10 @@ def certificate_problems(wanted: Answer, facts: Facts) -> Iterator[str]:
 def _certificates(pem: str) -> list[str]:
     try:
         found = x509.load_pem_x509_certificates(pem.encode())
-        return [f"{each.subject.rfc4514_string()} until {date(each.not_valid_after_utc.timestamp())}" for each in found]
+        return [
+            f"{each.subject.rfc4514_string()} until {lifetimes.date(each.not_valid_after_utc.timestamp())}"
+            for each in found
+        ]
     except _UNREADABLE:
         return ["no certificate in PEM that can be read here"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from provisioner import __version__, logs, systemd
-from provisioner.choria.security import ExpiryReminder
+from provisioner import __version__, lifetimes, logs, systemd
 from provisioner.cli import assembly, options
 from provisioner.cli.assembly import Setup
 from provisioner.config import Config
@@ -86,7 +85,7 @@ def _heed_signals(shutdown: Shutdown, reopening: logs.Reopening) -> None:
 
 
 def _assemble(setup: Setup, metrics: Metrics, shutdown: Shutdown, reopening: logs.Reopening) -> Scheduler:
-    remind = ExpiryReminder(setup.expiries)
+    remind = lifetimes.Reminder(setup.expiries)
 
     def each_turn() -> None:
         remind()

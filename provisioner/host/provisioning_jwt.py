@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from provisioner.choria.credentials import Cached, CredentialsError, File, date
+from provisioner import lifetimes
+from provisioner.choria.credentials import Cached, CredentialsError, File
 from provisioner.errors import ConfigurationError, HostError
 
 #: What `purpose` or `sub` says in a provisioning JWT.
@@ -186,9 +187,9 @@ def _check_purpose(claims: dict[str, Any]) -> None:
 def _check_times(claims: dict[str, Any], now: float) -> None:
     not_before, expiry = _seconds(claims, "nbf"), _seconds(claims, "exp")
     if not_before is not None and now < not_before:
-        raise TokenError(f"is not valid before {date(not_before)}")
+        raise TokenError(f"is not valid before {lifetimes.date(not_before)}")
     if expiry is not None and now >= expiry:
-        raise TokenError(f"is expired since {date(expiry)}")
+        raise TokenError(f"is expired since {lifetimes.date(expiry)}")
     if claims.get("tcs") not in (None, ""):
         # of an issuer in the middle of a chain, and good for no longer than that one is
         issuer_expiry = claims.get("issexp")

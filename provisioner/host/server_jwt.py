@@ -14,7 +14,8 @@ import jwt
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from provisioner.choria.credentials import Cached, CredentialsError, File, attempt, date
+from provisioner import lifetimes
+from provisioner.choria.credentials import Cached, CredentialsError, File, attempt
 from provisioner.config import Config
 from provisioner.contract import YEAR_10000_SECONDS
 from provisioner.errors import HostError
@@ -75,7 +76,9 @@ class Issuer:
         try:
             token_id = ksuid.encode(now, self._entropy(ksuid.PAYLOAD_BYTES))
         except ValueError as error:
-            raise IssueError(f"no server JWT can be signed: the clock of this machine says {date(now)}") from error
+            raise IssueError(
+                f"no server JWT can be signed: the clock of this machine says {lifetimes.date(now)}"
+            ) from error
         claims: dict[str, Any] = {
             "purpose": "choria_server",
             "iss": f"C-{signer.id}.{signer.public_key}" if signer else ISSUER,
@@ -111,7 +114,7 @@ class Issuer:
     def _valid_pair(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
         key, signer = self._pair()
         if self._token and signer and signer.expiry <= self._clock():
-            raise self._token.error(f"expired since {date(signer.expiry)}")
+            raise self._token.error(f"expired since {lifetimes.date(signer.expiry)}")
         return key, signer
 
     def _load(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
@@ -133,7 +136,7 @@ class Issuer:
         elif wanted.exp is not None:
             LOG.warning(
                 "server_claims.exp of the helper is %s, an hour ahead or less: server_jwt_validity counts instead",
-                date(wanted.exp),
+                lifetimes.date(wanted.exp),
                 extra={"identity": identity},
             )
         return min(expiry, signer.expiry) if signer else expiry

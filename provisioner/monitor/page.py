@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from provisioner.durations import span
+from provisioner.lifetimes import WARNING_SECONDS
 from provisioner.monitor.chart import BAR_HEIGHT, HEIGHT, KIND_OF, MINUTE_WIDTH, chart
 from provisioner.monitor.status import Role, Status
 from provisioner.text import printable
@@ -30,8 +31,6 @@ OUTCOMES_ROWS = 300
 REASONS_ROWS = 10
 #: A reason in the table of outcomes is cut to about this on the live page, so that it stays small whatever happens.
 REASON_CHARACTERS = 100
-#: A credential that expires within this time stands out.
-EXPIRY_SECONDS = 30 * 86400.0
 
 _FOLDER = Path(__file__).parent
 _STYLE = " ".join((_FOLDER / "page.css").read_text(encoding="utf-8").split())
@@ -112,7 +111,7 @@ class _Moment:
 
     def soon(self, seconds: float) -> bool:
         """Whether something that expires then needs to be seen to."""
-        return seconds - self.now < EXPIRY_SECONDS
+        return seconds - self.now < WARNING_SECONDS
 
 
 def _local(seconds: float) -> datetime:

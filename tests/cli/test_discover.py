@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import pytest
 
+from provisioner import lifetimes
 from provisioner.choria import survey
-from provisioner.choria.credentials import date
 from provisioner.monitor.status import Trouble
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.networks import NETWORKS
@@ -166,7 +166,7 @@ def test_what_the_daemon_could_not_provision_is_noted(insecure: Place, run: Run,
     assert len(third) == 3
     entry = entries(run("discover", *insecure.files, "--json"))["n1.example.net"]
     assert (entry["failures"], entry["last_failure"]) == (3, "the helper exited with status 1")
-    assert entry["next_try"] == date(later)
+    assert entry["next_try"] == lifetimes.date(later)
 
 
 @pytest.mark.parametrize(
