@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import io
 import json
 import math
@@ -20,8 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 import provisioner.simulate
-from provisioner.cli import demo_progress
-from provisioner.cli.demo import demo
+from provisioner.cli import demo, demo_progress
+from provisioner.cli.demo import demo_command
 from provisioner.cli.demo_progress import LiveDisplay, Page, PlainDisplay, Progress
 from provisioner.monitor.metrics import Metrics
 from provisioner.simulate import csr, pki
@@ -29,8 +28,6 @@ from provisioner.simulate.counts import Counts
 from provisioner.simulate.networks import NETWORKS
 from provisioner.simulate.trust_x509 import CertificateTrust
 
-#: The package's own attribute of that name is the command.
-MODULE = importlib.import_module("provisioner.cli.demo")
 HELPER = Path(provisioner.simulate.__file__).with_name("sample_helper.sh")
 RPCS = ("choria_provision#jwt", "choria_provision#configure")
 ESCAPE = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
@@ -324,8 +321,8 @@ def test_it_provisions_everything_agrees_and_cleans_up(
     kind: str, proof: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # what is deferred or fails comes back after a minute only
-    monkeypatch.setattr(MODULE, "_unusual", lambda _count: (0, 0))
-    result = CliRunner().invoke(demo, ["--network", kind, "--servers", "20", "--seconds-to-boot", "1"])
+    monkeypatch.setattr(demo, "_unusual", lambda _count: (0, 0))
+    result = CliRunner().invoke(demo_command, ["--network", kind, "--servers", "20", "--seconds-to-boot", "1"])
     assert result.exit_code == 0, result.output
     assert "All 19 good servers are provisioned." in result.output
     found = re.findall(r"(?:found by event|by discovery) +(\d+)", result.output)
@@ -342,18 +339,18 @@ def test_it_provisions_everything_agrees_and_cleans_up(
 def test_what_would_not_do_on_a_real_network_is_a_failure_at_once(counted: str, tmp_path: Path) -> None:
     network = NETWORKS["insecure"](tmp_path)
     fleet = network.fleet("nats://127.0.0.1:1", [])
-    watch = MODULE._Watch(network, fleet, MODULE._Daemon(network), started=0.0, limit=math.inf)
+    watch = demo._Watch(network, fleet, demo._Daemon(network), started=0.0, limit=math.inf)
     counts = Counts(servers=9, objections=collections.Counter({"it is wrong": 2}))
     setattr(counts, counted, 2)
-    with pytest.raises(MODULE.DemoError, match=r"it is wrong \(2 times\)"):
+    with pytest.raises(demo.DemoError, match=r"it is wrong \(2 times\)"):
         watch.over(progress(counts))
 
 
 def test_what_was_not_provisioned_in_time_is_a_failure_whose_logs_are_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "PATIENCE_SECONDS", 0.0)
-    result = CliRunner().invoke(demo, ["--servers", "5", "--seconds-to-boot", "0"])
+    monkeypatch.setattr(demo, "PATIENCE_SECONDS", 0.0)
+    result = CliRunner().invoke(demo_command, ["--servers", "5", "--seconds-to-boot", "0"])
     assert result.exit_code == 1
     assert "The demo failed: 0 of 4 good servers are provisioned after" in result.output
     (kept,) = home.iterdir()
@@ -364,8 +361,8 @@ def test_what_was_not_provisioned_in_time_is_a_failure_whose_logs_are_kept(
 def test_a_daemon_that_does_not_start_is_a_failure_with_its_own_words(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "WORKERS", -1)
-    result = CliRunner().invoke(demo, ["--servers", "5"])
+    monkeypatch.setattr(demo, "WORKERS", -1)
+    result = CliRunner().invoke(demo_command, ["--servers", "5"])
     assert result.exit_code == 1
     assert "the provisioner ended with exit code 1: " in result.output
     assert "workers" in result.output
@@ -375,7 +372,7 @@ def test_a_daemon_that_does_not_start_is_a_failure_with_its_own_words(
 def test_without_a_broker_to_start_it_says_what_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "executable", str(home / "python"))
-    result = CliRunner().invoke(demo, ["--servers", "5"])
+    result = CliRunner().invoke(demo_command, ["--servers", "5"])
     assert result.exit_code == 1
     assert "nats-server" in result.output
 
@@ -410,6 +407,6 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def test_the_help_has_an_example() -> None:
-    result = CliRunner().invoke(demo, ["--help"])
+    result = CliRunner().invoke(demo_command, ["--help"])
     assert result.exit_code == 0
     assert "choria-provisioner demo --servers 1000" in result.output

@@ -420,3 +420,43 @@ def test_stopping_cuts_connections_and_frees_the_port() -> None:
         assert to_the_end(idle) == b""
     with MonitorServer("127.0.0.1", port, metrics=bytes, liveness={}, readiness={}) as again:
         assert ask(again, "/livez")[0].status == 200
+
+
+def test_stopping_before_it_serves_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, serve = threading.Event(), MonitorServer._serve
+
+    def late(server: MonitorServer) -> None:
+        begun.wait(PATIENCE_SECONDS)
+        serve(server)
+
+    monkeypatch.setattr(MonitorServer, "_serve", late)
+    server = MonitorServer("127.0.0.1", 0, metrics=bytes, liveness={}, readiness={}).__enter__()
+    stopping = threading.Thread(target=server.__exit__)
+    stopping.start()
+    while not server._stopping:
+        time.sleep(0.001)
+    begun.set()
+    stopping.join(PATIENCE_SECONDS)
+    assert not stopping.is_alive()
+
+
+def test_however_many_clients_are_served_stopping_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "STOP_SECONDS", 0.5)
+    looks, waited = LastingLooks(), []
+    join = threading.Thread.join
+
+    def noted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "monitor-connection":
+            waited.append(timeout or 0.0)
+        join(thread, timeout)
+
+    with ExitStack() as stack:
+        with MonitorServer("127.0.0.1", 0, metrics=bytes, liveness={}, readiness={}, status=looks) as server:
+            for _ in range(monitor.STATUS_LIMIT):
+                stack.enter_context(connect(server)).sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert looks.entered.acquire(timeout=PATIENCE_SECONDS)
+            monkeypatch.setattr(threading.Thread, "join", noted)
+        looks.leave.set()
+    assert len(waited) == monitor.STATUS_LIMIT
+    assert sum(waited) < 2 * monitor.STOP_SECONDS
+    await_no_thread("monitor-connection")

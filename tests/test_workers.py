@@ -11,6 +11,7 @@ import pytest
 
 from provisioner.choria.discovery import Sighting
 from provisioner.errors import HostError, SoftError
+from provisioner.host import node
 from provisioner.host.host import Host
 from provisioner.host.node import LockedError
 from provisioner.host.provision import Outcome
@@ -380,3 +381,9 @@ def test_a_loop_that_is_being_started_is_not_taken_for_dead(monkeypatch: pytest.
     loop.join(10)
 
     assert problems == [None]
+
+
+@pytest.mark.parametrize("discovery_timeout", [2.0, 300.0])
+def test_a_host_whose_every_request_takes_its_time_does_not_make_its_worker_stuck(discovery_timeout: float) -> None:
+    configure_alone = 5 * 2 * (discovery_timeout + 20.0)
+    assert node.cycle_limit(discovery_timeout) > 3 * configure_alone

@@ -12,12 +12,12 @@ from types import TracebackType
 import click
 
 from provisioner import __version__
-from provisioner.cli.check import check
-from provisioner.cli.demo import demo
-from provisioner.cli.discover import discover
+from provisioner.cli.check import check_command
+from provisioner.cli.demo import demo_command
+from provisioner.cli.discover import discover_command
 from provisioner.cli.helper import helper_command
-from provisioner.cli.provision import provision
-from provisioner.cli.run import run
+from provisioner.cli.provision import provision_command
+from provisioner.cli.run import run_command
 
 
 class _RunByDefault(click.Group):
@@ -61,5 +61,5 @@ def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     click.echo(f"{kind.__name__}{text} ({Path(frame.f_code.co_filename).name}:{line})", err=True)
 
 
-for command in (run, check, discover, helper_command, provision, demo):
+for command in (run_command, check_command, discover_command, helper_command, provision_command, demo_command):
     main.add_command(command)

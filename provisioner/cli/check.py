@@ -15,12 +15,13 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 @click.command(
+    "check",
     epilog="""\b
     Examples:
       choria-provisioner check --config /etc/choria-provisioner/provisioner.yaml \\
           --choria-config /etc/choria-provisioner/choria.cfg --connect
       choria-provisioner check --config provisioner.yaml --json | jq -r '.findings[] | select(.level == "error").text'
-    """
+    """,
 )
 @options.config
 @options.choria_config
@@ -28,7 +29,7 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 @click.option("--connect", is_flag=True, help="Look at the brokers and the servers, too.")
 @click.option("--no-helper", is_flag=True, help="Do not run the helper.")
 @options.as_json
-def check(
+def check_command(
     config_file: Path, choria_file: Path | None, pid_file: Path | None, connect: bool, no_helper: bool, as_json: bool
 ) -> None:
     """Tell what would keep the provisioner from its work.

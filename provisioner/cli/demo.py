@@ -76,6 +76,7 @@ class Interrupted(Exception):  # noqa: N818 not an error
 
 
 @click.command(
+    "demo",
     epilog="""Examples:
 
     choria-provisioner demo
@@ -83,7 +84,7 @@ class Interrupted(Exception):  # noqa: N818 not an error
     choria-provisioner demo --network org
 
     choria-provisioner demo --servers 1000 --seconds-to-boot 30 --keep
-    """
+    """,
 )
 @click.option(
     "--network",
@@ -103,7 +104,7 @@ class Interrupted(Exception):  # noqa: N818 not an error
     help="Time over which the servers boot; a few are up before the provisioner starts.",
 )
 @click.option("--keep", is_flag=True, help="Keep the directory with configuration and logs.")
-def demo(kind: str, servers: int, seconds_to_boot: float, keep: bool) -> None:
+def demo_command(kind: str, servers: int, seconds_to_boot: float, keep: bool) -> None:
     """See a fleet of simulated servers being provisioned.
 
     Starts a NATS server, simulated servers that wait to be provisioned, and the provisioner with a sample helper, all

@@ -78,18 +78,19 @@ class _Server:
 
 
 @click.command(
+    "discover",
     epilog="""\b
     Examples:
       choria-provisioner discover --config /etc/choria-provisioner/provisioner.yaml \\
           --choria-config /etc/choria-provisioner/choria.cfg
       choria-provisioner discover --config provisioner.yaml --json | jq -r 'select(.failures > 2).identity'
-    """
+    """,
 )
 @options.config
 @options.choria_config
 @options.as_json
 @options.debug
-def discover(config_file: Path, choria_file: Path | None, as_json: bool, debug: bool) -> None:
+def discover_command(config_file: Path, choria_file: Path | None, as_json: bool, debug: bool) -> None:
     """List the servers that want to be provisioned now.
 
     Two broadcasts are made: the first is the one that the daemon finds servers with, the second asks for version and

@@ -33,11 +33,12 @@ _NEXT = {
 
 
 @click.command(
+    "provision",
     epilog="""\b
     Example:
       choria-provisioner provision web1.example.net --config /etc/choria-provisioner/provisioner.yaml \\
           --choria-config /etc/choria-provisioner/choria.cfg
-    """
+    """,
 )
 @click.argument("identity")
 @click.option("--force", is_flag=True, help="Even while another provisioner may be at work, or the server is denied.")
@@ -45,7 +46,7 @@ _NEXT = {
 @options.choria_config
 @options.daemon_pid
 @options.debug
-def provision(
+def provision_command(
     identity: str, force: bool, config_file: Path, choria_file: Path | None, pid_file: Path | None, debug: bool
 ) -> None:
     """Provision one server now, and tell every step of it.

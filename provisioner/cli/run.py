@@ -28,18 +28,19 @@ SWITCH_INTERVAL_SECONDS = 0.001
 
 
 @click.command(
+    "run",
     epilog="""\b
     Example:
       choria-provisioner run --config /etc/choria-provisioner/provisioner.yaml \\
           --choria-config /etc/choria-provisioner/choria.cfg \\
           --pid /run/choria-provisioner/provisioner.pid
-    """
+    """,
 )
 @options.config
 @options.choria_config
 @click.option("--pid", "pid_file", type=click.Path(path_type=Path), help="File to write the process id to.")
 @click.option("--debug", is_flag=True, help="Log at level debug, whatever the configuration says.")
-def run(config_file: Path, choria_file: Path | None, pid_file: Path | None, debug: bool) -> None:
+def run_command(config_file: Path, choria_file: Path | None, pid_file: Path | None, debug: bool) -> None:
     """Run the provisioner until it is told to stop.
 
     SIGTERM or SIGINT let hosts in work finish within the grace time; a second one leaves at once. SIGHUP opens the log

@@ -261,6 +261,11 @@ def test_an_upgrade_comes_first(insecure: Place, offline: Any) -> None:
     assert done.code == 1
     assert "upgradable is false" in done.err
 
+    insecure.settings["upgrades_optional"] = True
+    warning, then, *_ = section(offline(inventory='{"version":"0.30.0","upgradable":false}'), "what would be done")
+    assert warning.startswith("warning: configured without an upgrade: cannot upgrade from 0.30.0 to 0.31.0")
+    assert then == "choria_provision#configure with"
+
 
 @pytest.mark.parametrize(
     ("changes", "reason"),

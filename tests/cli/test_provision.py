@@ -282,10 +282,10 @@ class TestSignals:
         insecure.settings["helper_timeout"] = "1h"
         with self.start(insecure) as process:
             eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             assert process.stderr is not None
             assert any(line.startswith("interrupted: ") for line in process.stderr)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_SECONDS) == 1
             assert "the helper was killed" in process.communicate()[0]
         with pytest.raises(ProcessLookupError):
