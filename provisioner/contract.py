@@ -29,7 +29,7 @@ ANSWER_LIMIT_BYTES = 1024 * 1024
 LINE_LIMIT_BYTES = 64 * 1024 - 1
 #: The longest file name that the usual file systems take.
 FILE_NAME_LIMIT_BYTES = 255
-#: Expiry times end here, with the year 9999: the last that everybody can read.
+#: Where calendars end: times from here on are none.
 YEAR_10000_SECONDS = 253_402_300_800
 #: How many problems one error names; a helper can make any number of them.
 PROBLEMS_NAMED = 5

@@ -206,6 +206,8 @@ class Output:
             with contextlib.suppress(BlockingIOError):
                 return os.write(self.descriptor, chunk)
             _wait_until_writable(self.descriptor, deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                raise BlockingIOError(0, "nobody reads them")
 
     def follow(self) -> None:
         """Open the file anew when there is another one under its path, or none.

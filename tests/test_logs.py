@@ -149,7 +149,7 @@ def test_the_level_is_the_least_that_is_logged(
 @pytest.mark.parametrize(
     ("name", "component"),
     [
-        ("provisioner.host.helper", "host.helper"),
+        ("provisioner.host.node", "host.node"),
         ("provisioner", "provisioner"),
         ("provisionery", "provisionery"),
         ("dns.resolver", "dns.resolver"),

@@ -20,6 +20,10 @@ LOG = logging.getLogger(__name__)
 
 #: How often at most it is looked whether files were replaced that every request needs.
 LOOK_SECONDS = 0.1
+#: How soon replaced files that could not be used are tried again, unless they change: it may take a while to read them.
+RETRY_SECONDS = 10.0
+#: How long a thread waits for another one that looks, when nobody has looked for long; their file system may hang.
+LOOK_WAIT_SECONDS = 1.0
 
 _SEED = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -118,30 +122,39 @@ class LastGood(Generic[_T]):
         self._files = files
         self._cached = Cached(files, load)
         self._value = self._cached()
-        self._problem = ""
         self._lock = threading.Lock()
-        self._next_look = 0.0
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._failed: tuple[object, ...] | None = None
+        self._again = 0.0
 
     def __call__(self) -> _T:
         """Never raises."""
-        # one thread looks, the others go on with what there is
-        if time.monotonic() >= self._next_look and self._lock.acquire(blocking=False):
+        now = time.monotonic()
+        if now < self._next_look:
+            return self._value
+        # one thread looks; the others go on with what there is, unless it may be old
+        wait = LOOK_WAIT_SECONDS if now >= self._next_look + LOOK_SECONDS else 0.0
+        if self._lock.acquire(timeout=wait):
             try:
-                self._look()
+                if time.monotonic() >= self._next_look:
+                    self._look()
+                    self._next_look = time.monotonic() + LOOK_SECONDS
             finally:
-                self._next_look = time.monotonic() + LOOK_SECONDS
                 self._lock.release()
         return self._value
 
     def _look(self) -> None:
+        state = _states(self._files)
+        if state == self._failed and time.monotonic() < self._again:
+            return
         try:
             value = self._cached()
         except CredentialsError as error:
-            if self._problem != str(error):
-                self._problem = str(error)
+            if state != self._failed:
                 LOG.warning("replaced on disk by what cannot be used, the one read before stays in use: %s", error)
+            self._failed, self._again = state, time.monotonic() + RETRY_SECONDS
             return
-        self._problem = ""
+        self._failed = None
         if value is not self._value:
             self._value = value
             LOG.info("read again, since it was replaced on disk: %s", ", ".join(map(str, self._files)))

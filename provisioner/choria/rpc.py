@@ -26,7 +26,7 @@ from provisioner.choria.errors import ConnectorError, NoRespondersError, Request
 from provisioner.choria.nats import Message
 from provisioner.choria.protocol import Protocol, ProtocolError, Reply, node_subject
 from provisioner.errors import ProvisionerError
-from provisioner.text import printable
+from provisioner.text import MASK, printable
 
 LOG = logging.getLogger(__name__)
 
@@ -362,7 +362,7 @@ def _masked(text: str, sent: Mapping[str, Any]) -> str:
     plain = text.replace("\\", "")
     masked = plain
     for form in sorted(forms, key=len, reverse=True):
-        masked = masked.replace(form, "***")
+        masked = masked.replace(form, MASK)
     return text if masked == plain else masked
 
 

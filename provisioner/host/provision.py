@@ -178,7 +178,8 @@ class Provisioner:
     def _release_update(self, node: Node, facts: Facts, target: str) -> bool:
         version = facts.inventory.version
         if not upgrade_due(self.config, facts, target):
-            self._attempts.arrived(facts.identity, target)
+            if target:
+                self._attempts.arrived(facts.identity, target)
             return False
         self._attempts.check(facts.identity, version=version, target=target)
         LOG.info("upgrading from %s to %s", printable(version), target, extra={"identity": facts.identity})

@@ -54,6 +54,9 @@ class Issuer:
     ) -> None:
         self._key = File("jwt_signing_key", config.jwt_signing_key)
         self._token = File("jwt_signing_token", config.jwt_signing_token) if config.jwt_signing_token else None
+        self._signer: Cached[_Signer] | None = None
+        if token := self._token:
+            self._signer = Cached([token], lambda: _signer(token))
         self._pair = Cached([file for file in (self._key, self._token) if file], self._load)
         self._validity = int(config.server_jwt_validity)
         self._clock = clock
@@ -103,26 +106,31 @@ class Issuer:
     def problems(self) -> list[str]:
         """What is wrong with key and token right now, one line each; for the start, where all is told at once."""
         problems: list[str] = []
-        attempt(problems, self._valid_pair)
+        attempt(problems, self._pair)
+        signer = attempt([], self._signer) if self._signer else None
+        attempt(problems, lambda: self._check_expiry(signer))
         return problems
 
     def expiries(self) -> dict[str, float]:
-        """When the signing token expires, in seconds since the epoch; nothing while there is none that can be used."""
-        _, signer = attempt([], self._pair) or (None, None)
+        """When the signing token expires, in seconds since the epoch; nothing while there is none that can be read."""
+        signer = attempt([], self._signer) if self._signer else None
         return {"signing_token": signer.expiry} if signer else {}
 
     def _valid_pair(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
         key, signer = self._pair()
+        self._check_expiry(signer)
+        return key, signer
+
+    def _check_expiry(self, signer: _Signer | None) -> None:
         if self._token and signer and signer.expiry <= self._clock():
             raise self._token.error(f"expired since {lifetimes.date(signer.expiry)}")
-        return key, signer
 
     def _load(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
         """The key, and the signer if there has to be one."""
         problems: list[str] = []
         token = self._token
         key = attempt(problems, self._key.read_seed)
-        signer = attempt(problems, lambda: _signer(token)) if token else None
+        signer = attempt(problems, self._signer) if self._signer else None
         if token and key and signer and signer.public_key.lower() != key.public_key().public_bytes_raw().hex():
             problems += token.error(f"for another key than that of {self._key}").problems
         if key is None or problems:

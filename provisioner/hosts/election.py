@@ -30,7 +30,7 @@ from provisioner.monitor.metrics import ElectionMetrics
 LOG = logging.getLogger(__name__)
 
 #: A key whose sequence stays the same for so long is claimed. A live leader, also one of the Go original, writes it
-#: every 0.75 s, and 5.75 s after a write that hangs.
+#: at least every 0.75 s, and 5.75 s after a write that hangs.
 STILL_SECONDS = 15.0
 #: One that has just lost the key waits so much longer: it was evicted, maybe, for another one to lead.
 YIELD_SECONDS = 5.0

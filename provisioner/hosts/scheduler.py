@@ -66,7 +66,7 @@ class Scheduler:
 
     :meth:`run` belongs to the main thread, :meth:`trigger` is for any.
 
-    :param each_turn: called in every turn of the main thread, several a second; must be quick
+    :param each_turn: called in every turn of the main thread, in a discovery with every reply; must be quick
     :ivar history: of the attempts of this instance
     :ivar overview: of all that this instance is at
     """
