@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
@@ -20,10 +20,8 @@ from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
-
-#: For everything that is awaited; no test waits that long unless it fails. Longer than the interval between two
-#: discoveries, of which a busy machine may miss one.
-PATIENCE_SECONDS = 90.0
+from tests.waiting import PATIENCE_SECONDS as PATIENCE_SECONDS  # noqa: PLC0414 - most tests import it from here
+from tests.waiting import wait_until
 
 # how long an example takes says nothing on a machine that others use as well
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -32,6 +30,12 @@ hypothesis.settings.load_profile("patient")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="fault tests at full scale: real loads and many rounds")
+
+
+def pytest_configure() -> None:
+    """Have an interrupt mean something also in the background of a shell, where it is ignored, by children as well."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,14 +62,7 @@ class Eventually(Protocol):
 @pytest.fixture
 def eventually() -> Eventually:
     """Waits until a condition holds."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < give_up, "it never happened"
-            time.sleep(0.005)
-
-    return wait
+    return wait_until
 
 
 class StartBroker(Protocol):

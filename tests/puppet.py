@@ -28,14 +28,19 @@ class Puppet:
         self.script = script or (lambda request: [self.ok(request)])
         self.requests: list[Any] = []
         self._came = threading.Condition()
+        self._reader: threading.Thread | None = None  # which runs the script
         self._connector = connector
         self._subscription = connector.subscribe(f"provisioning.node.{identity}", callback=self._receive)
         connector.flush()
 
     def leave(self) -> None:
-        """Be gone: the broker then says that nobody is there."""
+        """Be gone: the broker then says that nobody is there.
+
+        Within the script, which may not wait for the broker, it says so no later than it passes on what comes next.
+        """
         self._connector.unsubscribe(self._subscription)
-        self._connector.flush()
+        if threading.current_thread() is not self._reader:
+            self._connector.flush()
 
     def wait_for_requests(self, count: int) -> None:
         """Wait until so many requests have come."""
@@ -60,6 +65,7 @@ class Puppet:
 
     def _receive(self, message: Message) -> None:
         request = EnvelopesV1().open(message.payload)
+        self._reader = threading.current_thread()
         payloads = self.script(request)
         with self._came:
             self.requests.append(json.loads(request.body))

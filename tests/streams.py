@@ -6,6 +6,7 @@ it as a Choria broker lets him: the settings of the bucket, and the one key, whi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import uuid
@@ -69,16 +70,24 @@ class Streams:
     """
 
     def __init__(self, directory: Path, *, enabled: bool = True) -> None:
+        self._directory = directory
         self.server = NatsServer(_configuration(directory, enabled=enabled))
 
     def __enter__(self) -> Self:
-        self.server.start()
-        self.admin = connector(self.server, CHORIA_LOGIN)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.server.close)
+            self.server.start()
+            self.admin = connector(self.server, CHORIA_LOGIN)
+            stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.admin.close()
         self.server.close()
+
+    def enable(self) -> None:
+        """Have Choria Streams be enabled from the next start of the server on."""
+        self.server.config = _configuration(self._directory, enabled=True)
 
     def make_bucket(self, lifetime: float = 60.0, **settings: Any) -> None:
         """Make the bucket as Choria's broker does.
@@ -128,7 +137,7 @@ class Streams:
 def connector(server: NatsServer, login: dict[str, str]) -> Connector:
     """A connection to a broker with users, made already."""
     broker = Broker(server.host, server.port)
-    connector = Connector(
+    made = Connector(
         lambda: [broker],
         name=login["user"],
         reply_prefix=f"test.{uuid.uuid4().hex}",
@@ -136,8 +145,11 @@ def connector(server: NatsServer, login: dict[str, str]) -> Connector:
         tls_context=tls.system_trust_context,
         metrics=ConnectorMetrics(),
     )
-    assert connector.connect(PATIENCE_SECONDS)
-    return connector
+    with contextlib.ExitStack() as stack:
+        stack.callback(made.close)
+        assert made.connect(PATIENCE_SECONDS), made.last_error
+        stack.pop_all()
+    return made
 
 
 def _settings(lifetime: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from provisioner.choria import discovery
 from provisioner.choria.connector import Connector
+from provisioner.choria.discovery import Sighting
 from provisioner.choria.protocol import reply_prefix
 from provisioner.config import Config
 from provisioner.host import node
@@ -22,6 +23,7 @@ from provisioner.hosts.history import FREED_HOSTS, PROBE_INTERVALS
 from provisioner.monitor.metrics import Metrics
 from provisioner.monitor.status import Result
 from provisioner.simulate.broker import NatsServer
+from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartFleet
@@ -30,6 +32,8 @@ from tests.test_registry import value
 from tests.test_scheduler import CALLER, EVENTS, SITE, Daemon, servers, startup
 
 INTERVAL = 60.0
+#: What a server may take to reply; each request to one that is silent costs as much.
+REPLY_SECONDS = 1.0
 HELPER = "#!/bin/sh\ncat >/dev/null\n"
 BROKEN_HELPER = f"{HELPER}echo 'no such database' >&2\nexit 1\n"
 GOOD_HELPER = f"""{HELPER}echo '{{"configuration":{{"plugin.choria.server.provision":"0"}}}}'\n"""
@@ -39,7 +43,7 @@ class Bench(Daemon):
     """A daemon whose history is on a clock that the test moves, and which discovers when the test wants it to."""
 
     def __init__(self, directory: Path, connector: Connector, eventually: Eventually, **settings: Any) -> None:
-        super().__init__(directory, connector, discovery_timeout=0.5, **settings)
+        super().__init__(directory, connector, discovery_timeout=REPLY_SECONDS, **settings)
         self.now = 0.0
         self.history = self.scheduler.history
         self.history._clock = lambda: self.now
@@ -94,10 +98,9 @@ def make_bench(
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[MakeBench]:
-    """Makes and starts benches, with settings of their configuration; requests and discoveries take little time."""
+    """Makes and starts benches, with settings of their configuration; requests take little time."""
     monkeypatch.setattr(node, "AGENT_TIMEOUT_SECONDS", dict.fromkeys(node.AGENT_TIMEOUT_SECONDS, 0.0))
     monkeypatch.setattr(node, "INVENTORY", attrs.evolve(node.INVENTORY, tries=1))
-    monkeypatch.setattr(discovery, "SLIDE_SECONDS", 0.05)
     benches: list[Bench] = []
 
     def make(**settings: Any) -> Bench:
@@ -115,6 +118,22 @@ def make_bench(
 @pytest.fixture
 def bench(make_bench: MakeBench) -> Bench:
     return make_bench()
+
+
+@pytest.fixture
+def start_fleet(start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch) -> StartFleet:
+    """Starts simulated servers. Discoveries take no time, and find all servers that are up: each is counted on."""
+    fleets: list[Fleet] = []
+
+    def start(*servers: Server, **options: Any) -> Fleet:
+        fleets.append(start_fleet(*servers, **options))
+        return fleets[-1]
+
+    def discover(*_: object, **__: object) -> list[Sighting]:
+        return [Sighting(server.identity, time.monotonic()) for fleet in fleets for server in list(fleet._up)]
+
+    monkeypatch.setattr(discovery, "discover", discover)
+    return start
 
 
 def silent(count: int) -> list[Server]:

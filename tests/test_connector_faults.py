@@ -37,6 +37,7 @@ from provisioner.choria.nats import Message
 from provisioner.simulate.broker import NatsServer
 from tests.conftest import PATIENCE_SECONDS, Counters, Eventually, MakeConnector, StartBroker
 from tests.fake_broker import FakeBroker, Peer, Script
+from tests.waiting import wait_until
 
 Messages = queue.SimpleQueue[Message]
 
@@ -75,8 +76,25 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+#: Threads that were there before the test.
+_OTHERS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> Iterator[None]:
+    _OTHERS.update(threading.enumerate())
+    yield
+    _OTHERS.clear()
+
+
 def readers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "connector-reader"]
+    """Those that connections of the test have."""
+    return [thread for thread in threading.enumerate() if thread.name == "connector-reader" and thread not in _OTHERS]
+
+
+def await_connections(connector: Connector, count: int) -> None:
+    """Wait until it has been connected so often."""
+    wait_until(lambda: connector.connections >= count)
 
 
 class Background:
@@ -116,7 +134,8 @@ class TestABrokerThatDies:
         for number in range(50):
             connector.publish(f"a.{number}", payload=b"%d" % number)
         connector.flush()
-        assert [messages.get().payload for _ in range(50)] == [b"%d" % number for number in range(50)]
+        payloads = [messages.get(timeout=PATIENCE_SECONDS).payload for _ in range(50)]
+        assert payloads == [b"%d" % number for number in range(50)]
         assert (connector.connections, connector.connected) == (2, True)
         assert counters["reconnections_total"] == 1
         assert counters["connection_closed_total"] == 1
@@ -133,8 +152,7 @@ class TestABrokerThatDies:
                 Background(lambda: connector.request("silent", timeout=3600)),
                 Background(lambda: replies.get(3600)),
             ]
-            while len(connector._waiters) < 2:
-                time.sleep(0.005)
+            wait_until(lambda: len(connector._waiters) == 2)
             broker.kill()
             assert [type(each.outcome()) for each in waiting] == [ConnectionLostError] * 2
             with pytest.raises(ConnectionLostError, match="the connection was lost: "):
@@ -143,8 +161,7 @@ class TestABrokerThatDies:
     def test_so_is_who_waits_for_a_flush(self, broker: NatsServer, connector: Connector) -> None:
         broker.pause()
         flushing = Background(lambda: connector.flush(3600))
-        while not (link := connector._live) or not link._pongs:
-            time.sleep(0.005)
+        wait_until(lambda: connector._live and connector._live._pongs)
         broker.kill()
         assert isinstance(flushing.outcome(), ConnectionLostError)
 
@@ -176,7 +193,7 @@ class TestABrokerThatDies:
         assert connector.connect(PATIENCE_SECONDS)
         connector.publish("a", payload=b"kept")
         connector.flush()
-        assert messages.get().payload == b"kept"
+        assert messages.get(timeout=PATIENCE_SECONDS).payload == b"kept"
 
     def test_subscriptions_made_and_ended_meanwhile_count(
         self, broker: NatsServer, connector: Connector, eventually: Eventually, messages: Messages
@@ -191,7 +208,7 @@ class TestABrokerThatDies:
         connector.publish("a", payload=b"a")
         connector.publish("b", payload=b"b")
         connector.flush()
-        assert (messages.get().payload, messages.empty()) == (b"b", True)
+        assert (messages.get(timeout=PATIENCE_SECONDS).payload, messages.empty()) == (b"b", True)
 
     def test_five_times_under_load_leaves_nobody_waiting(self, broker: NatsServer, connector: Connector) -> None:
         connector.subscribe("echo", callback=lambda message: connector.publish(message.reply, payload=message.payload))
@@ -210,15 +227,15 @@ class TestABrokerThatDies:
                     connector.connect(PATIENCE_SECONDS)
             return answered
 
-        with ThreadPoolExecutor(16) as threads:
+        with ThreadPoolExecutor(16) as threads, contextlib.ExitStack() as stack:
+            stack.callback(done.set)
             answers = [threads.submit(ask) for _ in range(16)]
             for death in range(deaths):
                 before = broker.pid
                 broker.kill()
                 broker.start()
                 assert broker.pid != before
-                while connector.connections < death + 2:
-                    time.sleep(0.005)
+                await_connections(connector, death + 2)
             connector.request("echo", timeout=PATIENCE_SECONDS)
             done.set()
             assert all(answer.result(PATIENCE_SECONDS) > 0 for answer in answers)
@@ -240,8 +257,7 @@ class TestABrokerThatDies:
     ) -> None:
         connector = make_connector(Broker("127.0.0.1", 1), Broker("127.0.0.1", 2))
         connector.connect(0)
-        while counters["initial_connection_attempts_total"] < 3:
-            time.sleep(0.005)
+        wait_until(lambda: counters["initial_connection_attempts_total"] >= 3)
         connector.close()
         assert len(texts(caplog)) == counters["initial_connection_attempts_total"]
         for line in texts(caplog):
@@ -257,8 +273,7 @@ class TestABrokerThatDies:
         monkeypatch.setattr(retry, "FIRST_CONNECT_BACKOFF", steps)
         connector = make_connector(Broker("127.0.0.1", 1))
         connector.connect(0)
-        while len(texts(caplog)) < 4:
-            time.sleep(0.005)
+        wait_until(lambda: len(texts(caplog)) >= 4)
         assert [line.split(":")[0].rsplit(" ", 2)[1] for line in texts(caplog)] == ["0.0", "0.2", "0.3", "60.0"]
 
     def test_200_reconnections_leak_nothing(self, make_connector: MakeConnector) -> None:
@@ -272,8 +287,7 @@ class TestABrokerThatDies:
             connector = make_connector(fake)
             connector.connect(PATIENCE_SECONDS)
             # threads of the fake come and go; its sockets too
-            while connector.connections < 200:
-                time.sleep(0.01)
+            await_connections(connector, 200)
             connector.close()
         few = 8
         assert max(fds for fds, _ in counts[100:]) <= min(fds for fds, _ in counts[:10]) + few
@@ -292,9 +306,9 @@ class TestABrokerThatFreezes:
         connector = make_connector(broker, ping_interval=0.1, connect_timeout=1.0)
         connector.connect(PATIENCE_SECONDS)
         broker.pause()
+        caplog.clear()
         lost = f"lost the connection to {broker.url}: the broker answered none of the last 2 pings"
-        eventually(lambda: lost in texts(caplog))
-        assert not connector.connected
+        eventually(lambda: lost in texts(caplog) and not connector.connected)
         broker.resume()
         assert connector.connect(PATIENCE_SECONDS)
 
@@ -358,8 +372,7 @@ class TestABrokerThatFreezes:
     ) -> None:
         monkeypatch.setattr(stream, "SEND_SECONDS", 3600.0)
         connector.reconnect()
-        while connector.connections < 2:
-            time.sleep(0.005)
+        await_connections(connector, 2)
         broker.pause()
         written: list[int] = []
         writers = [Background(lambda: self.fill(connector, written)) for _ in range(3)]
@@ -394,10 +407,12 @@ class TestABrokerThatFreezes:
             closing.set()
 
     def await_stuck(self, written: list[int]) -> None:
-        before = 0
-        while len(written) > before or not written:
+        def stuck() -> bool:
             before = len(written)
             time.sleep(0.1)
+            return len(written) == before > 0
+
+        wait_until(stuck)
 
     def fill(self, connector: Connector, written: list[int]) -> None:
         """Publish until nothing more goes."""
@@ -567,8 +582,7 @@ class TestABrokerThatLies:
         with FakeBroker(liar, honest) as fake:
             connector = make_connector(fake)
             connector.connect(PATIENCE_SECONDS)
-            while connector.connections < 2:
-                time.sleep(0.005)
+            await_connections(connector, 2)
             assert connector.connected
             connector.close()
         return connector
@@ -619,8 +633,7 @@ class TestABrokerThatLies:
             connector = make_connector(fake)
             connector.connect(PATIENCE_SECONDS)
             connector.subscribe("a", callback=messages.put)
-            while connector.connections < 3:
-                time.sleep(0.005)
+            await_connections(connector, 3)
             connector.close()
         assert messages.empty()
 
@@ -747,8 +760,7 @@ class TestALoginThatFails:
         with FakeBroker(script) as fake:
             connector = make_connector(fake)
             connector.connect(0)
-            while connector.failure is None:
-                time.sleep(0.005)
+            wait_until(lambda: connector.failure)
             connector.close()
             assert isinstance(connector.failure, ConnectFailedError)
             cause = connector.failure.causes[str(fake.broker)]
@@ -773,8 +785,7 @@ class TestALoginThatFails:
         with FakeBroker(script) as fake:
             connector = make_connector(fake, authenticate=authenticate)
             connector.connect(0)
-            while connector.failure is None:
-                time.sleep(0.005)
+            wait_until(lambda: connector.failure)
             connector.close()
         assert "the broker refuses the login: Authentication Timeout" in connector.last_error
 
@@ -793,8 +804,7 @@ class TestALoginThatFails:
         with FakeBroker(script) as fake:
             connector = make_connector(fake, connect_timeout=0.2)
             connector.connect(0)
-            while connector.failure is None:
-                time.sleep(0.005)
+            wait_until(lambda: connector.failure)
             connector.close()
         assert "in time" in connector.last_error
 
@@ -823,10 +833,8 @@ class TestALoginThatFails:
         with monkeypatch.context() as defect:
             defect.setattr(connector, "_handle_message", None)
             connector.publish("test.reply.x")
-            while not texts(caplog, "ERROR"):
-                time.sleep(0.005)
-        while connector.connections < 2:
-            time.sleep(0.005)
+            wait_until(lambda: texts(caplog, "ERROR"))
+        await_connections(connector, 2)
         assert texts(caplog, "ERROR") == ["defect in the reader of the connection"]
 
     def test_a_name_look_up_that_hangs_is_left_behind(
@@ -834,8 +842,7 @@ class TestALoginThatFails:
     ) -> None:
         connector = make_connector(Broker("slow.example.net", 4222), connect_timeout=0.05)
         connector.connect(0)
-        while connector.failure is None:
-            time.sleep(0.005)
+        wait_until(lambda: connector.failure)
         assert "the name slow.example.net could not be looked up in time" in connector.last_error
         connector.close()
         assert readers() == []
@@ -882,10 +889,7 @@ class TestClosing:
 
     def check(self, connector: Connector, busy: Callable[[], object]) -> None:
         waiting = Background(connector.connect)
-        give_up = time.monotonic() + PATIENCE_SECONDS
-        while not busy():
-            assert time.monotonic() < give_up
-            time.sleep(0.005)
+        wait_until(busy)
         with ThreadPoolExecutor(3) as threads:
             for call in [threads.submit(connector.close) for _ in range(3)]:
                 call.result(PATIENCE_SECONDS)
@@ -924,8 +928,9 @@ class TestClosing:
 
     def test_while_connecting(self, make_patient: MakeConnector) -> None:
         with deaf_port("127.0.0.1") as port:
+            others = self.unanswered(port)
             connector = make_patient(Broker("127.0.0.1", port))
-            self.check(connector, lambda: self.unanswered(port) > DEAF_CALLERS - 2)
+            self.check(connector, lambda: self.unanswered(port) > others)
 
     def unanswered(self, port: int) -> int:
         """How many connections to a port are in the state SYN_SENT."""
@@ -959,25 +964,27 @@ class TestClosing:
         connector = make_patient(broker)
         connector.connect()
         broker.kill()
-        while connector.connected:
-            time.sleep(0.005)
+        wait_until(lambda: not connector.connected)
         self.check(connector, lambda: connector.failure)
 
     @pytest.mark.parametrize("frozen", [False, True])
     def test_while_reading(self, frozen: bool, broker: NatsServer, make_patient: MakeConnector) -> None:
         connector = make_patient(broker)
         connector.connect()
-        waiting = [
-            Background(lambda: connector.request("silent", timeout=3600)),
-            Background(lambda: connector.flush(3600)),
-        ]
-        connector.subscribe("silent", callback=lambda _: None)
+        asked = threading.Event()
+        connector.subscribe("silent", callback=lambda _: asked.set())
+        connector.flush()
+        asking = Background(lambda: connector.request("silent", timeout=3600))
+        assert asked.wait(PATIENCE_SECONDS)
         if frozen:
             broker.pause()
+            flushing = Background(lambda: connector.flush(3600))
+            wait_until(lambda: connector._live and connector._live._pongs)
         connector.close()
         assert readers() == []
-        for each in waiting:
-            assert each.outcome() is None or isinstance(each.outcome(), ConnectorError)
+        assert isinstance(asking.outcome(), ConnectionClosedError)
+        if frozen:
+            assert isinstance(flushing.outcome(), ConnectionLostError)
 
     def test_who_waits_is_told(self, broker: NatsServer, make_patient: MakeConnector) -> None:
         connector = make_patient(broker)

@@ -25,6 +25,7 @@ from provisioner.simulate.broker import NatsServer
 from tests.certificates import Authority, Files
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartBroker
 from tests.fake_broker import FakeBroker, Peer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -86,8 +87,7 @@ def limited_to(version: str) -> ssl.SSLContext:
 def failure(connector: Connector) -> Exception:
     """Why the one broker could not be connected to."""
     connector.connect(0)
-    while connector.failure is None:
-        time.sleep(0.005)
+    wait_until(lambda: connector.failure)
     assert isinstance(connector.failure, ConnectFailedError)
     return next(iter(connector.failure.causes.values()))
 

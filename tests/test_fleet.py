@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,17 +26,10 @@ from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server, Site
 from provisioner.simulate.trust import UntrustedError
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
-#: Longer than anything here takes on the slowest machine.
-PATIENCE_SECONDS = 20.0
 SITE = Site(token="s3cret", jwt="a.b.c")
 GOOD = {"plugin.choria.server.provision": "false"}
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[NatsServer]:
-    with NatsServer() as broker:
-        yield broker
 
 
 Messages = queue.SimpleQueue[Message]
@@ -176,7 +168,7 @@ def test_a_server_is_provisioned_and_then_gone(network: Network, start: Start) -
 
 def wait_until_gone(fleet: Fleet, network: Network, name: str) -> None:
     wait(fleet, lambda counts: counts.gone == 1)
-    until(lambda: not is_connected(network, name))
+    wait_until(lambda: not is_connected(network, name))
 
 
 def is_connected(network: Network, name: str) -> bool:
@@ -187,13 +179,6 @@ def is_connected(network: Network, name: str) -> bool:
     except SilenceError:
         pass
     return True
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_server_that_restarts_is_silent_to_provisioners_only(network: Network, start: Start) -> None:
@@ -337,7 +322,7 @@ def test_a_server_that_misbehaves_cannot_be_provisioned(way: Misbehaviour, netwo
 
     with pytest.raises(RPCError):  # noqa: PT012 one way is noticed some time after the first reply, all others with it
         fetch_jwt()
-        until(lambda: session.conflict)
+        wait_until(lambda: session.conflict)
         fetch_jwt()
     network.call("n2.example.net", "jwt")
     assert network.discover() == ["n1.example.net", "n2.example.net"]
@@ -357,11 +342,11 @@ def test_servers_outlive_the_broker_and_those_that_boot_meanwhile_wait_for_it() 
         events = network.events("startup")
         fleet.start()
         broker.kill()
-        until(lambda: not network.connector.connected)
+        wait_until(lambda: not network.connector.connected)
         assert fleet.counts().booted == 1
         broker.start()
         wait(fleet, lambda counts: counts.booted == 2)
-        until(lambda: network.connector.connected)
+        wait_until(lambda: network.connector.connected)
         assert network.discover() == ["n1.example.net", "n2.example.net"]
         announced = [identity(events) for _ in range(events.qsize())]
         assert announced in ([], ["n2.example.net"])

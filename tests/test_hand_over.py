@@ -9,7 +9,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -19,9 +19,9 @@ from provisioner.choria.nats import Message
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import LOCK_SECONDS, Server, Site
-from tests.conftest import PATIENCE_SECONDS
 from tests.installation import Installation
 from tests.streams import PASSWORD, SERVERS_LOGIN, Streams, connector
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 SITE = Site(token="s3cret")
 SERVERS = 24
@@ -121,13 +121,6 @@ def standing_by(installation: Installation) -> bool:
     return installation.ready() and installation.metric("choria_election_campaigns", state="candidate") >= 2
 
 
-def wait(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it never happened"
-        time.sleep(LOOK_SECONDS)
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pair]]:
     """By what is done to the leader. When the tests see them the standbys lead, and all is done with."""
@@ -142,7 +135,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pai
             stack.enter_context(pair.running())
             pair.leader.start()
             pair.standby.start()
-        wait(lambda: all(pair.settled() for pair in pairs.values()), 2 * PATIENCE_SECONDS)
+        wait_until(
+            lambda: all(pair.settled() for pair in pairs.values()), seconds=2 * PATIENCE_SECONDS, every=LOOK_SECONDS
+        )
         fleet = boot(pairs[FROZEN], stack)
 
         for how, signum in ((LEFT, signal.SIGTERM), (KILLED, signal.SIGKILL), (FROZEN, signal.SIGSTOP)):
@@ -150,15 +145,19 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pai
             pairs[how].leader.process.send_signal(signum)
         frozen = pairs[FROZEN]
         frozen.frozen = True
-        wait(lambda: {pair.succeeds() for pair in pairs.values()} == {True}, 2 * PATIENCE_SECONDS)
+        wait_until(
+            lambda: {pair.succeeds() for pair in pairs.values()} == {True},
+            seconds=2 * PATIENCE_SECONDS,
+            every=LOOK_SECONDS,
+        )
 
-        wait(lambda: bool(frozen.sent(frozen.standby)))
+        wait_until(lambda: bool(frozen.sent(frozen.standby)), every=LOOK_SECONDS)
         frozen.leader.process.send_signal(signal.SIGCONT)
         frozen.frozen = False
-        wait(frozen.succeeds)
+        wait_until(frozen.succeeds, every=LOOK_SECONDS)
         assert fleet.wait(lambda counts: counts.complete, LOCKED_SECONDS), fleet.counts()
         frozen.duplicates = fleet.counts().duplicate_configures
-        wait(lambda: standing_by(frozen.leader))
+        wait_until(lambda: standing_by(frozen.leader), every=LOOK_SECONDS)
         yield pairs
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,7 @@ from provisioner.contract import ANSWER_LIMIT_BYTES
 from provisioner.errors import HostError
 from provisioner.host import helper_process
 from provisioner.host.helper_process import HelperError, Output, one_line
-
-#: how long a test waits for something that is sure to come
-PATIENCE_SECONDS = 30.0
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
 
 def never() -> bool:
@@ -41,13 +38,6 @@ def failure(script: str, *, timeout: float = PATIENCE_SECONDS, cancelled: Callab
     with pytest.raises(HelperError) as caught:
         run_sh(script, timeout=timeout, cancelled=cancelled)
     return str(caught.value)
-
-
-def await_that(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "what was awaited did not come"
-        time.sleep(0.005)
 
 
 def content(path: Path) -> str:
@@ -187,8 +177,8 @@ open({str(tmp_path / "pid")!r}, "w").write(f"{{os.getpid()}}.")
 
     def cancelled() -> bool:
         if next(asked) == 1:  # it has been started, and nothing has been read yet
-            await_that(lambda: content(tmp_path / "pid").endswith("."))
-            await_that(lambda: not is_running(int(content(tmp_path / "pid")[:-1])))
+            wait_until(lambda: content(tmp_path / "pid").endswith("."))
+            wait_until(lambda: not is_running(int(content(tmp_path / "pid")[:-1])))
         return False
 
     output = helper_process.run([sys.executable, "-c", script], b"", timeout=2 * PATIENCE_SECONDS, cancelled=cancelled)
@@ -338,7 +328,7 @@ def test_a_cancellation_ends_the_helper_and_all_it_started(background: Path) -> 
         cancelled=lambda: content(background).endswith("\n"),
     )
     assert text == "the helper was killed: the work on this host was cancelled"
-    await_that(lambda: not is_running(int(content(background))))
+    wait_until(lambda: not is_running(int(content(background))))
 
 
 def test_an_error_in_the_question_for_cancellation_leaves_no_process_behind() -> None:

@@ -20,9 +20,9 @@ from provisioner.monitor.http import MonitorServer
 from provisioner.monitor.metrics import Metrics
 from provisioner.monitor.page import ROWS
 from provisioner.monitor.status import Connection, Look, Queue, Role, Status
+from tests.installation import free_port
+from tests.waiting import PATIENCE_SECONDS, wait_until
 
-#: For everything that is awaited; no test waits that long unless it fails.
-PATIENCE_SECONDS = 30.0
 #: More than all buffers between the server and a client hold.
 LARGE_BYTES = 20_000_000
 
@@ -367,10 +367,7 @@ def test_what_is_no_request_is_answered_without_its_words(serve: Serve) -> None:
 
 
 def await_no_thread(prefix: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while any(thread.name.startswith(prefix) for thread in threading.enumerate()):
-        assert time.monotonic() < end, "a thread is left behind"
-        time.sleep(0.01)
+    wait_until(lambda: not any(thread.name.startswith(prefix) for thread in threading.enumerate()))
 
 
 def test_it_listens_on_all_addresses_unless_told_otherwise(serve: Serve) -> None:
@@ -412,8 +409,8 @@ def test_an_address_that_is_not_here_is_an_error_that_names_it(address: str) -> 
 
 
 def test_stopping_cuts_connections_and_frees_the_port() -> None:
-    with MonitorServer("127.0.0.1", 0, metrics=bytes, liveness={}, readiness={}) as server:
-        port = server.port
+    port = free_port()
+    with MonitorServer("127.0.0.1", port, metrics=bytes, liveness={}, readiness={}) as server:
         idle = connect(server)
         assert ask(server, "/livez")[0].status == 200
     with idle:
@@ -433,8 +430,7 @@ def test_stopping_before_it_serves_does_not_wait_for_ever(monkeypatch: pytest.Mo
     server = MonitorServer("127.0.0.1", 0, metrics=bytes, liveness={}, readiness={}).__enter__()
     stopping = threading.Thread(target=server.__exit__)
     stopping.start()
-    while not server._stopping:
-        time.sleep(0.001)
+    wait_until(lambda: server._stopping)
     begun.set()
     stopping.join(PATIENCE_SECONDS)
     assert not stopping.is_alive()

@@ -21,7 +21,6 @@ from provisioner.choria.identity import reason_insane
 )
 def test_a_plain_name_is_sane(name: str) -> None:
     assert reason_insane(name) is None
-    assert reason_insane(name) is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ def test_a_plain_name_is_sane(name: str) -> None:
     ],
 )
 def test_a_name_that_would_break_a_subject_is_refused_with_a_reason(name: str, reason: str) -> None:
-    assert reason_insane(name)
     assert reason_insane(name) == reason
 
 
@@ -60,8 +58,6 @@ def test_a_sane_identity_is_exactly_one_run_of_subject_tokens(name: str) -> None
         assert name.split() == [name]
         assert all(name.split("."))
         assert not {"*", ">"} & set(name)
-    else:
-        assert reason_insane(name)
 
 
 def resolved(*addresses: str) -> Any:

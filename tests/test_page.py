@@ -581,7 +581,7 @@ class TestBrowser:
         tab.open(serve(look))
         tab.await_load()
         tab.await_load()
-        assert tab.evaluate("document.title") == "Alone, 3 waiting \u2013 prov.example.net"
+        assert re.fullmatch("Alone, [3-9] waiting \u2013 prov.example.net", tab.evaluate("document.title"))
 
     def test_somebody_looks_for_a_node(
         self,

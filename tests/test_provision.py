@@ -472,7 +472,7 @@ class TestRetries:
     def test_a_broker_that_restarts_does_not_use_up_the_tries(self, bench: Bench, broker: NatsServer) -> None:
         def kill(_request: Request) -> list[bytes]:
             del bench.server.behaviour["inventory"]
-            threading.Thread(target=broker.restart, name="restart-broker").start()
+            broker.restart()
             return []
 
         bench.server.behaviour["inventory"] = kill
@@ -498,8 +498,7 @@ class TestLeaving:
         assert bench.server.actions().count("restart") == 2
 
     def test_nobody_there_after_a_silence_means_that_it_has_left(self, bench: Bench) -> None:
-        leaver = threading.Thread(target=bench.server.leave, name="leaver")
-        self.lose_the_reply(bench, "restart", leaver.start)
+        self.lose_the_reply(bench, "restart", bench.server.leave)
 
         assert bench.provision() is Outcome.PROVISIONED
         assert bench.server.actions().count("restart") == 1
@@ -514,8 +513,7 @@ class TestLeaving:
 
     def test_nobody_there_from_the_first_try_on_is_a_failure(self, bench: Bench) -> None:
         def gone(request: Request) -> list[bytes]:
-            threading.Thread(target=bench.server.leave, name="leaver").start()
-            time.sleep(0.2)  # the reply must find its way before the server is known to have left
+            bench.server.leave()
             return [bench.server.ok(request)]
 
         bench.server.behaviour["configure"] = gone
@@ -532,7 +530,7 @@ class TestLeaving:
             bench.server.leave()
             broker.restart()
 
-        self.lose_the_reply(bench, "restart", threading.Thread(target=break_off, name="break-off").start)
+        self.lose_the_reply(bench, "restart", break_off)
 
         assert bench.provision() is Outcome.PROVISIONED
         assert bench.rpc("rpc_errors", "choria_provision#restart") == 0
@@ -541,12 +539,12 @@ class TestLeaving:
     def test_a_server_that_comes_back_to_the_broker_is_told_again(
         self, bench: Bench, broker: NatsServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(node, "RETURN_SECONDS", 0.5)
+        monkeypatch.setattr(node, "RETURN_SECONDS", 3.0)  # more than a server needs, with these retries
         monkeypatch.setattr(node, "AGENT_TIMEOUT_SECONDS", dict.fromkeys(node.AGENT_TIMEOUT_SECONDS, PATIENCE_SECONDS))
 
         def break_off(_request: Request) -> list[bytes]:
             del bench.server.behaviour["restart"]
-            threading.Thread(target=broker.restart, name="restart-broker").start()
+            broker.restart()
             return []
 
         bench.server.behaviour["restart"] = break_off
@@ -559,13 +557,7 @@ class TestLeaving:
         monkeypatch.setattr(node, "RETURN_SECONDS", 0.0)
         monkeypatch.setattr(rpc, "CONNECTION_PROOF_SECONDS", 0.1)
 
-        def freeze(request: Request) -> list[bytes]:
-            threading.Timer(0.2, broker.pause).start()
-            time.sleep(0.1)
-            return [bench.server.ok(request)]
-
-        bench.server.behaviour["configure"] = freeze
-        bench.server.behaviour["restart"] = lambda _request: []
+        self.lose_the_reply(bench, "restart", broker.pause)
         try:
             with pytest.raises(HostError, match=r"restart: .*the broker does not answer either"):
                 bench.provision()

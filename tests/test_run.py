@@ -221,10 +221,10 @@ def test_a_broker_that_comes_back_is_asked_for_servers_at_once(
 ) -> None:
     installation.start()
     eventually(installation.ready)
-    eventually(lambda: installation.metric("discover_cycles") == 1)
+    eventually(lambda: installation.metric("discover_cycles") >= 1)
     broker.restart()
 
-    eventually(lambda: installation.metric("discover_cycles") == 2)
+    eventually(lambda: installation.metric("discover_cycles") >= 2)
     messages = [line["msg"] for line in installation.log()]
     assert "discovering out of turn: the connection to the broker is back" in messages
 

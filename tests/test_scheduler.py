@@ -267,9 +267,12 @@ def test_the_main_thread_is_alive_however_long_a_discovery_takes(
     eventually(lambda: daemon["discover_cycles"] == 1)
 
     problems = set()
-    while "discovered no server" not in caplog.text:
+
+    def over() -> bool:
         problems.add(daemon.scheduler.liveness["main"]().problem)
-        time.sleep(0.02)
+        return "discovered no server" in caplog.text
+
+    eventually(over)
     assert problems == {None}
 
 
@@ -308,8 +311,7 @@ def test_discoveries_follow_when_the_connection_comes_back_since_servers_may_com
     assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
     broker.restart()
 
-    eventually(lambda: daemon["discover_cycles"] == 2)
-    eventually(lambda: daemon["discover_cycles"] == 4)
+    eventually(lambda: daemon["discover_cycles"] >= 4)
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -491,7 +493,7 @@ def test_misbehaving_servers_do_not_keep_the_good_ones_from_being_provisioned(
 def test_hosts_in_work_are_finished_within_the_grace_time(daemon: Daemon, start_fleet: StartFleet) -> None:
     fleet = start_fleet(*servers(4), latency=0.3)
     daemon.start()
-    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] == 4, PATIENCE_SECONDS)
+    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] >= 4, PATIENCE_SECONDS)
     daemon.stop()
 
     assert daemon.healthy
@@ -501,18 +503,18 @@ def test_hosts_in_work_are_finished_within_the_grace_time(daemon: Daemon, start_
 def test_waiting_hosts_are_dropped_at_the_end(daemon: Daemon, start_fleet: StartFleet) -> None:
     fleet = start_fleet(*servers(40), latency=0.3)
     daemon.start()
-    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] == 4, PATIENCE_SECONDS)
+    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] >= 4, PATIENCE_SECONDS)
     daemon.stop()
 
     assert daemon.healthy
-    assert fleet.counts().provisioned < 40
+    assert fleet.counts().provisioned <= 8, "those in work, and what they were followed by until it was told to leave"
 
 
 def test_a_second_request_to_leave_drops_what_is_in_work(daemon: Daemon, start_fleet: StartFleet) -> None:
     silent = [Server(identity="silent.example.net", site=SITE, misbehaviour=Misbehaviour.SILENT)]
     fleet = start_fleet(*silent)
     daemon.start()
-    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] == 1, PATIENCE_SECONDS)
+    assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] >= 1, PATIENCE_SECONDS)
     daemon.shutdown.request()
     daemon.stop()
 

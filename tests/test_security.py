@@ -31,6 +31,7 @@ from tests.networks import (
     accounts_configuration,
     tls_configuration,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -81,8 +82,7 @@ def join(make_connector: MakeConnector) -> MakeMember:
 def failure(connector: Connector) -> str:
     """What the log says about the one broker."""
     connector.connect(0)
-    while connector.failure is None:
-        time.sleep(0.005)
+    wait_until(lambda: connector.failure)
     assert isinstance(connector.failure, ConnectFailedError)
     return str(next(iter(connector.failure.causes.values())))
 

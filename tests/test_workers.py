@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,14 +24,7 @@ from provisioner.monitor.metrics import Metrics
 from provisioner.monitor.status import Result
 from provisioner.shutdown import Shutdown
 from tests.test_registry import value
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for a condition; fail when it does not come true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.005)
+from tests.waiting import wait_until
 
 
 class Pool:
@@ -100,7 +92,7 @@ def test_after_any_error_the_host_is_let_go_at_once_and_counted(pool: Pool, erro
     pool.provision = raising(error)
     pool.add("n1")
 
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     assert value(pool.metrics, "provision_errors") == 1
     assert value(pool.metrics, "provisioned") == 0
 
@@ -110,8 +102,8 @@ def test_a_host_that_is_locked_is_left_alone_as_long_as_trying_again_is_of_no_us
     pool.provision = raising(LockedError("choria_provision#configure: refused: Could not obtain provisioning lock"))
     host = pool.add("n1")
 
-    until(lambda: value(pool.metrics, "provision_errors") == 1)
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: value(pool.metrics, "provision_errors") == 1)
+    wait_until(lambda: pool.waiting() == 0)
     assert pool.history.choose([Sighting("n1", host.discovered)]) == [], "so the next discovery skips it"
     pool.history.booted("n1")
     assert pool.history.choose([Sighting("n1", host.discovered)]) != []
@@ -120,11 +112,11 @@ def test_a_host_that_is_locked_is_left_alone_as_long_as_trying_again_is_of_no_us
 def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
     pool.provision = raising(KeyError("a bug"))
     pool.add("n1")
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     pool.provision = lambda _host: Outcome.UPGRADING
     pool.add("n2")
 
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     assert pool.provisioned == ["n1", "n2"]
 
 
@@ -163,7 +155,7 @@ class TestStuck:
     def test_it_has_failed_is_told_of_and_let_go(
         self, pool: Pool, release: Callable[[Outcome | Exception], None], caplog: pytest.LogCaptureFixture
     ) -> None:
-        until(lambda: pool.waiting() == 0)
+        wait_until(lambda: pool.waiting() == 0)
         (attempt,) = pool.history.recent()
         assert (attempt.identity, attempt.outcome, attempt.reason) == ("n1", Result.FAILED, "its worker got stuck")
         assert pool.worker.state().identity == ""
@@ -182,9 +174,9 @@ class TestStuck:
         error: Exception,
     ) -> None:
         caplog.set_level("INFO")
-        until(lambda: pool.waiting() == 0)
+        wait_until(lambda: pool.waiting() == 0)
         pool.add("n1")
-        until(lambda: value(pool.metrics, "upgrades") == 1)
+        wait_until(lambda: value(pool.metrics, "upgrades") == 1)
         release(error)
 
         assert value(pool.metrics, "provision_errors") == 1
@@ -195,7 +187,7 @@ class TestStuck:
     def test_when_its_thread_succeeds_in_the_end_that_counts(
         self, pool: Pool, release: Callable[[Outcome | Exception], None]
     ) -> None:
-        until(lambda: pool.history.troubled_count() == 1)
+        wait_until(lambda: pool.history.troubled_count() == 1)
         release(Outcome.PROVISIONED)
 
         assert value(pool.metrics, "provisioned") == 1
@@ -213,7 +205,7 @@ class TestStuck:
 def test_a_failure_by_a_bug_is_told_on_one_line_as_any_other(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     pool.provision = raising(KeyError("a bug"))
     pool.add("n1")
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
 
     (told,) = caplog.records
     assert re.fullmatch(r"could not provision after \d+\.\d\d s: a bug", told.getMessage())
@@ -230,8 +222,8 @@ def test_a_host_that_is_leaving_stays_known_for_a_minute(pool: Pool, outcome: Ou
     pool.provision = lambda _host: outcome
     host = pool.add("n1")
 
-    until(lambda: value(pool.metrics, counter) == 1)
-    until(lambda: value(pool.metrics, "busy_workers") == 0)
+    wait_until(lambda: value(pool.metrics, counter) == 1)
+    wait_until(lambda: value(pool.metrics, "busy_workers") == 0)
     assert pool.registry.is_current(host)
     assert not pool.registry.add(Host("n1")), "so the next discovery skips it"
 
@@ -242,7 +234,7 @@ def test_each_outcome_counts_in_one_counter_alone(pool: Pool) -> None:
     for identity in ("n1", "n2", "n3"):
         pool.add(identity)
 
-    until(lambda: value(pool.metrics, "upgrades") == 1)
+    wait_until(lambda: value(pool.metrics, "upgrades") == 1)
     assert value(pool.metrics, "provisioned") == 1
     assert value(pool.metrics, "helper_shutdown_requests") == 1
     assert value(pool.metrics, "provision_errors") == 0
@@ -252,7 +244,7 @@ def test_a_host_sent_to_upgrade_is_let_go_at_once_to_be_provisioned_next_cycle(p
     pool.provision = lambda _host: Outcome.UPGRADING
     pool.add("n1")
 
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     assert value(pool.metrics, "provisioned") == 0
 
 
@@ -260,7 +252,7 @@ def test_the_minute_passes_and_the_host_is_let_go(pool: Pool, monkeypatch: pytes
     monkeypatch.setattr(worker_module, "LEAVING_SECONDS", 0.05)
     pool.add("n1")
 
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     assert value(pool.metrics, "provisioned") == 1
 
 
@@ -292,7 +284,7 @@ def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool)
     leave.set()
     pool.add("n2")
 
-    until(lambda: pool.waiting() == 0)
+    wait_until(lambda: pool.waiting() == 0)
     assert pool.provisioned == ["busy", "n2"]
 
 
@@ -309,7 +301,7 @@ def test_busy_workers_counts_for_the_duration_whatever_happens(pool: Pool) -> No
     assert entered.wait(10)
     assert value(pool.metrics, "busy_workers") == 1
     leave.set()
-    until(lambda: value(pool.metrics, "busy_workers") == 0)
+    wait_until(lambda: value(pool.metrics, "busy_workers") == 0)
 
 
 def test_no_host_is_taken_once_the_process_is_to_leave(pool: Pool) -> None:
@@ -324,7 +316,7 @@ def test_no_host_is_taken_once_the_process_is_to_leave(pool: Pool) -> None:
 def test_thousands_of_delayed_hosts_need_no_thread_of_their_own(pool: Pool) -> None:
     before = threading.active_count()
     hosts = [pool.add(f"n{number}") for number in range(1000)]
-    until(lambda: len(pool.provisioned) == 1000)
+    wait_until(lambda: len(pool.provisioned) == 1000)
     for host in hosts:
         pool.finisher.done(host, delay=60)
 
@@ -341,10 +333,10 @@ def test_hosts_are_let_go_in_the_order_of_their_time_not_of_their_end(pool: Pool
         remove(host)
 
     pool.registry.remove = noting  # type: ignore[method-assign]
-    pool.finisher.done(late, delay=0.2)
+    pool.finisher.done(late, delay=1.05)
     pool.finisher.done(soon, delay=0.05)
 
-    until(lambda: removed == ["soon", "late"])
+    wait_until(lambda: removed == ["soon", "late"])
 
 
 class Stumbling(Loop):

@@ -32,7 +32,7 @@ from provisioner.choria.security import choose
 from provisioner.choria.settings import Settings
 from provisioner.choria.x509 import X509
 from provisioner.errors import ConfigurationError
-from tests.certificates import Files, replace
+from tests.certificates import Authority, Files, replace
 from tests.conftest import Eventually
 from tests.networks import IDENTITY, X509Network
 
@@ -50,8 +50,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> X509Network:
 
 @pytest.fixture(scope="module")
 def renewed(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Another certificate and key for the provisioner."""
-    return X509Network.make(tmp_path_factory.mktemp("renewed")).own
+    """Another certificate and key for the provisioner, valid for a month more."""
+    authority = Authority(tmp_path_factory.mktemp("renewed"))
+    return authority.issue(IDENTITY, hosts=(IDENTITY,), rsa_key=True, days=(-1, 90))
 
 
 @pytest.fixture
@@ -146,7 +147,8 @@ class TestReplacedFiles:
         signature, certificate = x509.protocol.sign(b"x")
         assert certificate == renewed.certificate.read_text()
         assert is_signed_by(renewed, b"x", signature)
-        assert x509.expiries()["certificate"] >= before
+        month = 30 * 86400
+        assert x509.expiries()["certificate"] == pytest.approx(before + month, abs=3600)
 
     def test_never_mix_while_they_are_replaced_one_after_the_other(
         self, x509: X509, network: X509Network, made: X509Network, renewed: Files, caplog: pytest.LogCaptureFixture
@@ -165,18 +167,35 @@ class TestReplacedFiles:
         assert certificate == renewed.certificate.read_text()
         assert is_signed_by(renewed, b"x", signature)
 
-    def test_that_are_of_no_use_leave_those_before_in_use(self, x509: X509, network: X509Network) -> None:
+    def test_that_are_of_no_use_leave_those_before_in_use(
+        self, x509: X509, network: X509Network, made: X509Network
+    ) -> None:
         network.own.key.unlink()
         network.own.certificate.write_text("nonsense")
-        signature, _ = x509.protocol.sign(b"x")
-        assert signature
+        signature, certificate = x509.protocol.sign(b"x")
+        assert certificate == made.own.certificate.read_text()
+        assert is_signed_by(made.own, b"x", signature)
         assert "certificate" in x509.expiries()
 
-    def test_are_not_read_as_long_as_nothing_has_changed(self, x509: X509, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_are_not_read_as_long_as_nothing_has_changed(
+        self, x509: X509, network: X509Network, renewed: Files, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         read: list[Path] = []
-        monkeypatch.setattr(Path, "read_bytes", read.append)
+        read_bytes = Path.read_bytes
+
+        def noting(path: Path) -> bytes:
+            read.append(path)
+            return read_bytes(path)
+
+        network.own.replace(renewed)
+        x509.protocol.sign(b"x")
+        monkeypatch.setattr(Path, "read_bytes", noting)
         x509.protocol.sign(b"x")
         assert not read
+
+        replace(network.own.key, b"another")
+        x509.protocol.sign(b"x")
+        assert network.own.key in read
 
 
 def test_replaced_files_are_used_before_long(network: X509Network, renewed: Files, eventually: Eventually) -> None:

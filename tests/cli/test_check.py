@@ -26,6 +26,7 @@ from provisioner.monitor.metrics import Metrics
 from provisioner.simulate.networks import NETWORKS
 from tests.cli.conftest import Done, Enter, Place, Run
 from tests.conftest import PATIENCE_SECONDS
+from tests.installation import free_port
 from tests.networks import Member
 from tests.streams import PASSWORD, SERVERS_LOGIN, Streams
 
@@ -310,8 +311,7 @@ def test_a_file_that_cannot_be_looked_at_is_no_defect(insecure: Place, run: Run)
 
 def test_a_port_that_is_free_is_free_afterwards(insecure: Place, run: Run) -> None:
     insecure.answer(**GOOD_ANSWER)
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    port = free_port()
     insecure.settings |= {"monitor_address": "127.0.0.1", "monitor_port": port}
 
     for _ in range(2):

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -93,7 +93,17 @@ class Report(Protocol):
     def __call__(self, what: str, happened: str, **figures: object) -> None: ...
 
 
-_LINES = pytest.StashKey[list[str]]()
+#: Of the lines of a report among the properties of a test: these find their way out of the process that runs it.
+_LINE = "report"
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let the fixtures of a test know whether it has failed."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or not report.passed
+    return report
 
 
 @pytest.fixture
@@ -102,20 +112,24 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
 
     The seconds that the test took are added. A test that passes without a report is an error.
     """
-    lines = request.config.stash.setdefault(_LINES, [])
-    started, before = time.monotonic(), len(lines)
+    started, properties = time.monotonic(), request.node.user_properties
 
     def add(what: str, happened: str, **figures: object) -> None:
         figures |= {"seconds": round(time.monotonic() - started, 1)}
         numbers = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in figures.items())
-        lines.append(f"{request.node.nodeid.rpartition('/')[2]} | {what} | {happened} | {numbers}")
+        line = f"{request.node.nodeid.rpartition('/')[2]} | {what} | {happened} | {numbers}"
+        properties.append((_LINE, line))
 
     yield add
-    assert len(lines) > before or request.session.testsfailed, "the test did not report"
+    assert properties or request.node.stash.get(_FAILED, False), "the test did not report"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if lines := config.stash.get(_LINES, []):
+    ended = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    # each of the phases of a test has all that were there at its end
+    properties = [each for report in ended if report.when == "call" for each in report.user_properties]
+    lines = [str(text) for name, text in properties if name == _LINE]
+    if lines:
         terminalreporter.section(f"faults, {'full' if config.getoption('--full') else 'short'} scale")
         for line in lines:
             terminalreporter.line(line)

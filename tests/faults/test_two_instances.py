@@ -20,6 +20,7 @@ from tests.conftest import PATIENCE_SECONDS, StartBroker
 from tests.faults.conftest import WORKERS, Daemon, InstallDaemon, Report, Scale, StartDaemon, StartServers
 from tests.installation import free_port
 from tests.streams import PASSWORD, SERVERS_LOGIN, Streams
+from tests.waiting import wait_until
 
 #: What a daemon says of replies that were not for it.
 FOREIGN_REPLIES = ("dropped a reply", "two different replies", "further repl")
@@ -165,10 +166,14 @@ def start(daemon: Daemon) -> None:
 
 def leader_of(daemons: list[Daemon]) -> tuple[Daemon, Daemon]:
     """The leader and the standby; one of the two as soon as there is one."""
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < give_up:
-        for leader, standby in (daemons, daemons[::-1]):
-            if leader.metric("leader"):
-                assert not standby.metric("leader")
-                return leader, standby
-    raise AssertionError("nobody leads")
+    found: list[Daemon] = []
+
+    def one_leads() -> bool:
+        found.extend(daemon for daemon in daemons if daemon.metric("leader"))
+        return bool(found)
+
+    wait_until(one_leads)
+    (leader,) = found
+    (standby,) = (daemon for daemon in daemons if daemon is not leader)
+    assert not standby.metric("leader")
+    return leader, standby

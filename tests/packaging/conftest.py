@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server, Site
 from tests.conftest import PATIENCE_SECONDS
+from tests.installation import free_port
 from tests.packaging.machine import REPOSITORY, SYSTEM_PYTHON, Machine, alone, missing
 
 SITE = Site(token="s3cret")
@@ -126,8 +126,7 @@ class Service:
         self._broker = broker
         self._numbers = iter(range(1, 1000))
         self.helper("cat >/dev/null")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = int(listener.getsockname()[1])
+        self.port = free_port()
         self.configure()
 
     def configure(self, **settings: object) -> None:
