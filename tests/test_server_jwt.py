@@ -351,6 +351,13 @@ class TestFiles:
         assert first == f"jwt_signing_key: {bench.key}: No such file or directory"
         assert second == f"jwt_signing_token: {bench.token}: holds no JWT"
 
+    def test_a_token_that_has_expired_is_told_beside_a_key_that_is_none(self, bench: Bench) -> None:
+        bench.now = CLAIMS["signer.jwt"]["exp"]
+        bench.key.unlink()
+        first, second = bench.issuer().problems()
+        assert (first.split(":")[0], second.split(":")[0]) == ("jwt_signing_key", "jwt_signing_token")
+        assert bench.issuer().expiries() == {"signing_token": CLAIMS["signer.jwt"]["exp"]}
+
     @pytest.mark.parametrize("content", ["", "x" * 64, KEYS["signer"]["seed"] + "00", "\xff"])
     def test_a_key_that_is_none(self, bench: Bench, content: str) -> None:
         bench.key.write_text(content)

@@ -194,8 +194,9 @@ class TestReplacedFiles:
         assert not read
 
         replace(network.own.key, b"another")
-        x509.protocol.sign(b"x")
-        assert network.own.key in read
+        for _ in range(3):
+            x509.protocol.sign(b"x")
+        assert read.count(network.own.key) == 1, "what cannot be used is not read at every use either"
 
 
 def test_replaced_files_are_used_before_long(network: X509Network, renewed: Files, eventually: Eventually) -> None:

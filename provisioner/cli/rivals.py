@@ -11,8 +11,8 @@ from provisioner.cli import daemon
 from provisioner.cli.assembly import Setup
 from provisioner.errors import ProvisionerError
 
-#: A key that stands still for so long is renewed by nobody: a leader writes it at least every 0.75 s, and 5.75 s after a write
-#: that hangs.
+#: A key that stands still for so long is renewed by nobody: a leader writes it at least every 0.75 s, and 5.75 s after
+#: a write that hangs.
 STILL_SECONDS = 6.5
 #: How often the key is looked at meanwhile.
 LOOK_SECONDS = 0.4
