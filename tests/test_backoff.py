@@ -21,7 +21,7 @@ from provisioner.hosts import admission
 from provisioner.hosts.admission import Admission
 from provisioner.hosts.history import FREED_HOSTS, PROBE_INTERVALS
 from provisioner.monitor.metrics import Metrics
-from provisioner.monitor.status import Result
+from provisioner.monitor.status import Outcome
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
@@ -82,7 +82,7 @@ class Bench(Daemon):
     def failures(self) -> dict[str, int]:
         return {trouble.identity: trouble.failures for trouble in self.history.troubled()}
 
-    def outcomes(self, identity: str) -> list[Result]:
+    def outcomes(self, identity: str) -> list[Outcome]:
         """How its attempts ended, the last one first."""
         return [attempt.outcome for attempt in self.history.recent() if attempt.identity == identity]
 
@@ -182,7 +182,7 @@ def test_those_that_never_failed_get_a_worker_before_those_that_did(
     bench.cycle()
 
     last = [attempt.outcome for attempt in reversed(bench.history.recent()[:7])]
-    assert last == [Result.PROVISIONED] * 5 + [Result.FAILED] * 2
+    assert last == [Outcome.PROVISIONED] * 5 + [Outcome.FAILED] * 2
 
 
 def test_a_fleet_that_an_hour_of_a_broken_helper_has_stopped_is_back_within_minutes(
@@ -227,14 +227,14 @@ def test_a_locked_server_is_left_alone_until_the_lock_has_expired(bench: Bench, 
     fleet = start_fleet(server)
     server._lock_holder, server._locked_until = "another", time.monotonic() + PATIENCE_SECONDS
     bench.cycle()
-    assert bench.outcomes(server.identity) == [Result.LEFT_ALONE]
+    assert bench.outcomes(server.identity) == [Outcome.LEFT_ALONE]
     assert bench.failures() == {}
 
     bench.cycle(seconds=119)
     assert len(bench.outcomes(server.identity)) == 1
     server._lock_holder = ""
     bench.cycle(seconds=1)
-    assert bench.outcomes(server.identity) == [Result.PROVISIONED, Result.LEFT_ALONE]
+    assert bench.outcomes(server.identity) == [Outcome.PROVISIONED, Outcome.LEFT_ALONE]
     assert fleet.counts().lock_conflicts == 1
 
 
@@ -258,7 +258,7 @@ def test_a_server_that_the_helper_lets_wait_is_in_no_trouble(bench: Bench, start
     for _ in range(5):
         bench.cycle()
 
-    assert bench.outcomes("n0.example.net") == [Result.DEFERRED] * 5
+    assert bench.outcomes("n0.example.net") == [Outcome.DEFERRED] * 5
     assert bench.failures() == {}
     assert bench.history.recent()[0].reason == "configuration deferred: no owner yet"
 

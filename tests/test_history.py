@@ -23,7 +23,7 @@ from provisioner.hosts.history import (
     TROUBLED_HOSTS,
     History,
 )
-from provisioner.monitor.status import Attempt, Result
+from provisioner.monitor.status import Attempt, Outcome
 
 INTERVAL = 60.0
 HOUR = 3600.0
@@ -46,7 +46,7 @@ class Lab:
             part=part,
         )
 
-    def record(self, identity: str, outcome: Result, *, step: str = "", reason: str = "", hold: float = 0.0) -> None:
+    def record(self, identity: str, outcome: Outcome, *, step: str = "", reason: str = "", hold: float = 0.0) -> None:
         attempt = Attempt(
             identity=identity,
             worker="worker-1",
@@ -61,10 +61,10 @@ class Lab:
     def fail(self, *identities: str, times: int = 1, step: str = HELPER) -> None:
         for identity in identities:
             for _ in range(times):
-                self.record(identity, Result.FAILED, step=step, reason="it is broken")
+                self.record(identity, Outcome.FAILED, step=step, reason="it is broken")
 
     def succeed(self, identity: str) -> None:
-        self.record(identity, Result.PROVISIONED)
+        self.record(identity, Outcome.PROVISIONED)
 
     def choose(self, *identities: str) -> list[str]:
         """Who is admitted of those whom a discovery has found, sooner or later, in order."""
@@ -142,8 +142,8 @@ class TestPauses:
         assert lab.choose("n1") == []
         assert lab.intervals_until_chosen("n1") == 2
 
-    @pytest.mark.parametrize("outcome", [Result.PROVISIONED, Result.SHUT_DOWN, Result.UPGRADING, Result.DEFERRED])
-    def test_it_starts_anew_when_nothing_is_wrong_any_more(self, lab: Lab, outcome: Result) -> None:
+    @pytest.mark.parametrize("outcome", [Outcome.PROVISIONED, Outcome.SHUT_DOWN, Outcome.UPGRADING, Outcome.DEFERRED])
+    def test_it_starts_anew_when_nothing_is_wrong_any_more(self, lab: Lab, outcome: Outcome) -> None:
         lab.fail("n1", times=5)
         lab.record("n1", outcome)
 
@@ -154,11 +154,11 @@ class TestPauses:
 
     def test_an_attempt_that_says_nothing_about_the_host_changes_nothing(self, lab: Lab) -> None:
         lab.fail("n1", times=4)
-        lab.record("n1", Result.LEFT_ALONE, reason="provisioning is paused")
+        lab.record("n1", Outcome.LEFT_ALONE, reason="provisioning is paused")
 
         assert lab.failures() == {"n1": 4}
         assert lab.intervals_until_chosen("n1") == 4
-        lab.record("n1", Result.LEFT_ALONE, reason="waited too long")
+        lab.record("n1", Outcome.LEFT_ALONE, reason="waited too long")
         assert lab.choose("n1") == ["n1"], "its pause is over, and stays so until it is tried"
 
     def test_a_host_that_was_chosen_and_did_not_get_its_turn_is_chosen_again(self, lab: Lab) -> None:
@@ -193,7 +193,7 @@ class TestLocks:
     @pytest.mark.parametrize("backoff", [True, False])
     def test_it_is_left_alone_for_as_long_as_it_is_locked(self, backoff: bool) -> None:
         lab = Lab(backoff=backoff)
-        lab.record("n1", Result.LEFT_ALONE, hold=120)
+        lab.record("n1", Outcome.LEFT_ALONE, hold=120)
 
         assert lab.failures() == {}
         lab.now += 119
@@ -202,7 +202,7 @@ class TestLocks:
         assert lab.choose("n1", "n2") == ["n1", "n2"]
 
     def test_when_it_boots_the_lock_is_gone(self, lab: Lab) -> None:
-        lab.record("n1", Result.LEFT_ALONE, hold=120)
+        lab.record("n1", Outcome.LEFT_ALONE, hold=120)
         lab.history.booted("n1")
 
         assert lab.choose("n1") == ["n1"]
@@ -210,7 +210,7 @@ class TestLocks:
     def test_it_does_not_end_because_others_succeed(self, lab: Lab) -> None:
         lab.fail(*names(5), times=3)
         for name in names(4):
-            lab.record(name, Result.LEFT_ALONE, hold=120)
+            lab.record(name, Outcome.LEFT_ALONE, hold=120)
         lab.succeed("n4")
 
         assert lab.choose(*names(4)) == []
@@ -391,7 +391,7 @@ class TestNobodyIsLost:
     @given(
         st.lists(
             st.tuples(
-                st.sampled_from([*Result, "boot", "discover", "later", "forget"]),
+                st.sampled_from([*Outcome, "boot", "discover", "later", "forget"]),
                 st.sampled_from(names(4)),
                 st.sampled_from(["", HELPER, "rpcutil#inventory"]),
             ),
@@ -410,8 +410,8 @@ class TestNobodyIsLost:
             elif event == "forget":
                 lab.history.forget()
             else:
-                outcome = Result(event)
-                lab.record(name, outcome, step=step, hold=120 if outcome is Result.LEFT_ALONE and not step else 0)
+                outcome = Outcome(event)
+                lab.record(name, outcome, step=step, hold=120 if outcome is Outcome.LEFT_ALONE and not step else 0)
         waiting, end = set(names(4)), lab.now + HOUR
         while lab.now < end:
             lab.now += INTERVAL
@@ -467,7 +467,7 @@ class TestMemory:
     def test_of_locks_too(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(history_module, "TROUBLED_HOSTS", 3)
         for name in names(5):
-            lab.record(name, Result.LEFT_ALONE, hold=120)
+            lab.record(name, Outcome.LEFT_ALONE, hold=120)
 
         assert lab.choose(*names(5)) == ["n0", "n1"]
 
@@ -491,7 +491,7 @@ class TestMemory:
 
     def test_an_instance_that_does_not_provision_forgets_the_troubles_but_not_what_it_did(self, lab: Lab) -> None:
         lab.fail("n1", times=10)
-        lab.record("n2", Result.LEFT_ALONE, hold=120)
+        lab.record("n2", Outcome.LEFT_ALONE, hold=120)
         lab.history.forget()
 
         assert lab.history.troubled() == []
@@ -528,7 +528,7 @@ class TestWhatPeopleSee:
         assert list(lab.failures()) == ["n2", "n3", "n1"]
 
     def test_whoever_records_a_failure_learns_what_comes_of_it(self, lab: Lab) -> None:
-        attempt = Attempt(identity="n1", worker="w", ended=EPOCH, seconds=1, outcome=Result.FAILED)
+        attempt = Attempt(identity="n1", worker="w", ended=EPOCH, seconds=1, outcome=Outcome.FAILED)
         lab.fail("n1", times=2)
         trouble = lab.history.record(attempt)
 
@@ -546,8 +546,8 @@ class TestWhatPeopleSee:
         chart = lab.history.per_minute()
         assert len(chart) == CHART_MINUTES == 60
         assert [minute.start for minute in chart[-2:]] == [EPOCH + 30 * 60, EPOCH + 31 * 60]
-        assert [minute.outcomes for minute in chart[-3:]] == [{}, {Result.PROVISIONED: 2, Result.FAILED: 1}, {}]
-        assert chart[-32].outcomes == {Result.PROVISIONED: 1}
+        assert [minute.outcomes for minute in chart[-3:]] == [{}, {Outcome.PROVISIONED: 2, Outcome.FAILED: 1}, {}]
+        assert chart[-32].outcomes == {Outcome.PROVISIONED: 1}
         lab.now += HOUR
         assert all(not minute.outcomes for minute in lab.history.per_minute())
 
@@ -559,7 +559,7 @@ class TestWhatPeopleSee:
         assert len(lab.history._minutes) <= CHART_MINUTES
 
     def test_a_result_is_a_plain_word(self) -> None:
-        assert [str(result) for result in Result] == [
+        assert [str(result) for result in Outcome] == [
             "provisioned",
             "shut down",
             "sent to upgrade",

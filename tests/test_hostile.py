@@ -30,7 +30,7 @@ from provisioner.choria.protocol import Reply, reply_prefix
 from provisioner.choria.rpc import NobodyError, RefusedError, RPCReply, SilenceError
 from provisioner.errors import HostError, SoftError
 from provisioner.host import node
-from provisioner.host.provision import Outcome
+from provisioner.host.provision import Success
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
 from provisioner.simulate.broker import NatsServer
@@ -176,7 +176,7 @@ class TestATokenHolderWhoAnswersForOthers:
         ]
         site.server.behaviour["release_update"] = lambda request: [site.forged(request), site.genuine(request)]
         for _ in range(2):
-            assert site.bench.provision() is Outcome.UPGRADING
+            assert site.bench.provision() is Success.UPGRADING
         eventually(lambda: CONFLICT in caplog.text)
         with pytest.raises(HostError, match="not tried again for a day"):
             site.bench.provision()
@@ -209,7 +209,7 @@ class TestATokenHolderWhoAnswersForOthers:
             return [site.genuine(request)]
 
         site.server.behaviour[action] = forge
-        assert site.bench.provision() is Outcome.PROVISIONED
+        assert site.bench.provision() is Success.PROVISIONED
 
     @pytest.mark.parametrize("action", ["jwt", "gen25519", "inventory", "configure", "restart"])
     def test_replies_in_its_own_name_are_dropped(self, site: Site25519, action: str) -> None:
@@ -218,7 +218,7 @@ class TestATokenHolderWhoAnswersForOthers:
             return [own, site.genuine(request)]
 
         site.server.behaviour[action] = intrude
-        assert site.bench.provision() is Outcome.PROVISIONED
+        assert site.bench.provision() is Success.PROVISIONED
 
     def test_the_reply_to_an_earlier_request_is_dropped(self, site: Site25519) -> None:
         recorded: list[bytes] = []
@@ -228,7 +228,7 @@ class TestATokenHolderWhoAnswersForOthers:
             return [recorded[0]]
 
         site.server.behaviour["inventory"] = replay
-        assert site.bench.provision() is Outcome.PROVISIONED
+        assert site.bench.provision() is Success.PROVISIONED
         with pytest.raises(HostError, match="it names another request"):
             site.bench.provision()
 
@@ -294,11 +294,11 @@ class TestAHostileServer:
         bench.server.behaviour["inventory"] = lambda request: [bench.server.seal(request, body)]
 
         with contextlib.suppress(HostError):
-            assert bench.provision() is Outcome.PROVISIONED
+            assert bench.provision() is Success.PROVISIONED
 
     def test_a_large_inventory_reaches_the_helper(self, bench: Bench) -> None:
         bench.server.reply("inventory", facts={"a": "x" * 500_000})
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert len(bench.helper_input()["inventory"]) > 500_000
 
     @pytest.mark.parametrize("version", ["1\n2\x1b[31m", "9" * 100_000, "1." * 100_000, "\ud800", "\u202e1"])
@@ -369,7 +369,7 @@ class TestSecrets:
         assert TOKEN not in str(error.value)
 
         site.bench.helper("cat input >&2; cat answer")
-        assert site.bench.provision() is Outcome.PROVISIONED
+        assert site.bench.provision() is Success.PROVISIONED
         assert "***" in caplog.text
         assert TOKEN not in caplog.text
 

@@ -25,8 +25,8 @@ from provisioner.monitor.status import (
     Known,
     Look,
     Minute,
+    Outcome,
     Queue,
-    Result,
     Role,
     Status,
     Trouble,
@@ -135,7 +135,7 @@ def document(status: Status, *, still: bool = False) -> Document:
     return Document(page.render(status, still=still))
 
 
-def attempt(number: int = 0, outcome: Result = Result.PROVISIONED, reason: str = "", **changes: Any) -> Attempt:
+def attempt(number: int = 0, outcome: Outcome = Outcome.PROVISIONED, reason: str = "", **changes: Any) -> Attempt:
     made = Attempt(
         identity=f"web{number:04}.example.net",
         worker="worker-1",
@@ -195,7 +195,7 @@ def full(
 
     :param text: the reason of one failure in ten
     """
-    recent = [attempt(number, Result.FAILED, text) if number % 10 == 0 else attempt(number) for number in range(300)]
+    recent = [attempt(number, Outcome.FAILED, text) if number % 10 == 0 else attempt(number) for number in range(300)]
     return status(
         role=Role.LEADER,
         queue=Queue(waiting=50_000, queued=49_900, busy=64),
@@ -207,7 +207,7 @@ def full(
         troubled_count=50_000,
         recent=recent,
         minutes=[
-            Minute(start=NOW - 60 * ago, outcomes={Result.PROVISIONED: 300 + ago, Result.FAILED: 1 + ago % 3})
+            Minute(start=NOW - 60 * ago, outcomes={Outcome.PROVISIONED: 300 + ago, Outcome.FAILED: 1 + ago % 3})
             for ago in reversed(range(60))
         ],
         expiries={"certificate": NOW + 200 * DAY, "token": NOW + 3 * DAY},
@@ -223,7 +223,7 @@ def spoilt(text: str) -> Status:
         connection=Connection(connected=False, broker=text, since=NOW, reconnections=1, error=text),
         workers=[WorkerState(name="worker-1", identity=text, step=text, since=NOW)],
         troubled=[trouble(identity=text, step=text, reason=text)],
-        recent=[attempt(0, Result.FAILED, text, identity=text, step=text)],
+        recent=[attempt(0, Outcome.FAILED, text, identity=text, step=text)],
         expiries={text: NOW},
     )
 
@@ -313,12 +313,12 @@ class TestSize:
         assert body.count(b"web0") >= 300
 
     def test_when_everything_fails_for_the_longest_of_reasons(self) -> None:
-        failed = [attempt(number, Result.FAILED, f"{number:03} {'x' * 1000}") for number in range(500)]
+        failed = [attempt(number, Outcome.FAILED, f"{number:03} {'x' * 1000}") for number in range(500)]
         assert len(page.render(attrs.evolve(full("x" * 1000), recent=failed), still=False)) < 110 * 1024
 
     def test_the_whole_reason_is_on_the_page_that_stands_still(self) -> None:
         reason = f"it is {'very ' * 40}broken"
-        known = status(recent=[attempt(0, Result.FAILED, reason)])
+        known = status(recent=[attempt(0, Outcome.FAILED, reason)])
         assert reason not in document(attrs.evolve(known, reasons=[])).text
         assert reason in document(attrs.evolve(known, reasons=[]), still=True).text
 
@@ -383,8 +383,8 @@ class TestContents:
     def test_outcomes_and_reasons(self) -> None:
         recent = [
             attempt(1),
-            attempt(2, Result.FAILED, "rpcutil#inventory: no reply"),
-            attempt(3, Result.DEFERRED, "wait"),
+            attempt(2, Outcome.FAILED, "rpcutil#inventory: no reply"),
+            attempt(3, Outcome.DEFERRED, "wait"),
         ]
         text = document(status(recent=recent)).text
         assert "web0001.example.net 11:59:59 provisioned 1.23 web0002" in text
@@ -438,7 +438,7 @@ class TestChart:
 
     @staticmethod
     def minute(**outcomes: int) -> Minute:
-        return Minute(start=NOW, outcomes={Result[name]: count for name, count in outcomes.items()})
+        return Minute(start=NOW, outcomes={Outcome[name]: count for name, count in outcomes.items()})
 
     def test_bars_stand_on_one_another(self) -> None:
         drawn = chart([self.minute(), self.minute(PROVISIONED=5, UPGRADING=2, DEFERRED=1, LEFT_ALONE=1, FAILED=1)])
@@ -560,7 +560,7 @@ class TestBrowser:
     @pytest.mark.parametrize("width", [360, 1440])
     @pytest.mark.parametrize("text", ["no reply within 22 s", "x" * 300, "<script>alert(1)</script>"])
     def test_it_fits_and_can_be_read(self, tab: Tab, serve: Serve, width: int, dark: bool, text: str) -> None:
-        shown = attrs.evolve(full(text), problems=[text], recent=[attempt(0, Result.FAILED, text, identity=text)] * 3)
+        shown = attrs.evolve(full(text), problems=[text], recent=[attempt(0, Outcome.FAILED, text, identity=text)] * 3)
         url = serve(lambda *_: shown)
         tab.show(width=width, dark=dark)
         for path in ("", "?identity="):

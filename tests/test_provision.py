@@ -30,7 +30,7 @@ from provisioner.config import Config
 from provisioner.errors import HostError, SoftError
 from provisioner.host import helper_process, node
 from provisioner.host.host import Host
-from provisioner.host.provision import Outcome, Provisioner
+from provisioner.host.provision import Provisioner, Success
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.host.server_jwt import Issuer
 from provisioner.monitor.metrics import Metrics
@@ -120,7 +120,7 @@ class Bench:
     def helper_input(self) -> Any:
         return json.loads((self.directory / "input").read_bytes())
 
-    def provision(self, discovered: float | None = None) -> Outcome:
+    def provision(self, discovered: float | None = None) -> Success:
         if self._provisioner is None or self._provisioner.config is not self.config:
             self._provisioner = Provisioner(
                 config=self.config,
@@ -157,7 +157,7 @@ def bench(tmp_path: Path, broker: NatsServer, make_connector: MakeConnector) -> 
 
 
 def test_a_host_is_configured_and_restarted(bench: Bench) -> None:
-    assert bench.provision() is Outcome.PROVISIONED
+    assert bench.provision() is Success.PROVISIONED
     assert bench.server.actions() == ["inventory", "configure", "restart"]
     assert bench.server.sent("inventory") == {}
     assert bench.server.sent("restart") == {"token": "s3cret", "splay": 1}
@@ -219,7 +219,7 @@ def test_a_deferral_is_soft_and_nothing_is_sent(bench: Bench) -> None:
 def test_the_helper_can_have_a_host_shut_down(bench: Bench) -> None:
     bench.answer(shutdown=True)
 
-    assert bench.provision() is Outcome.SHUT_DOWN
+    assert bench.provision() is Success.SHUT_DOWN
     assert bench.server.actions() == ["inventory", "shutdown"]
     assert bench.server.sent("shutdown") == {"token": "s3cret"}
 
@@ -281,7 +281,7 @@ def test_a_host_that_waited_too_long_is_left_to_be_sighted_again(bench: Bench) -
     with pytest.raises(SoftError, match="waited too long: not seen for"):
         bench.provision(discovered=time.monotonic() - 2 * bench.config.interval - 1)
     assert bench.server.requests == []
-    assert bench.provision(discovered=time.monotonic() - 2 * bench.config.interval + 10) is Outcome.PROVISIONED
+    assert bench.provision(discovered=time.monotonic() - 2 * bench.config.interval + 10) is Success.PROVISIONED
 
 
 class TestRetries:
@@ -293,7 +293,7 @@ class TestRetries:
             replies, [bench.server.ok(request, data={"version": "1"})]
         )
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions() == ["inventory"] * 3 + ["configure", "restart"]
         assert bench.rpc("rpc_time_count", "rpcutil#inventory") == 3
         assert bench.rpc("rpc_errors", "rpcutil#inventory") == 0
@@ -361,7 +361,7 @@ class TestRetries:
             return []
 
         bench.server.behaviour["configure"] = contradict
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
     def test_pausing_between_tries_ends_them(self, bench: Bench) -> None:
         def pause(_request: Request) -> list[bytes]:
@@ -396,7 +396,7 @@ class TestRetries:
             return [bench.server.ok(request)]
 
         bench.server.behaviour["configure"] = pause
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions()[-1] == "restart"
 
     def test_a_host_is_not_shut_down_when_the_pause_began_while_the_helper_ran(
@@ -433,7 +433,7 @@ class TestRetries:
             return [bench.server.ok(request, data={"version": "1"})]
 
         bench.server.behaviour["inventory"] = leave
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
     def test_a_request_may_take_the_time_of_its_agent_and_the_discovery_timeout(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -478,7 +478,7 @@ class TestRetries:
         bench.server.behaviour["inventory"] = kill
         monotonic_timeouts = dict.fromkeys(node.AGENT_TIMEOUT_SECONDS, PATIENCE_SECONDS)
         node.AGENT_TIMEOUT_SECONDS.update(monotonic_timeouts)
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
 
 class TestLeaving:
@@ -494,13 +494,13 @@ class TestLeaving:
     def test_silence_on_the_repeat_means_that_it_was_heard(self, bench: Bench) -> None:
         self.lose_the_reply(bench, "restart", lambda: None)
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions().count("restart") == 2
 
     def test_nobody_there_after_a_silence_means_that_it_has_left(self, bench: Bench) -> None:
         self.lose_the_reply(bench, "restart", bench.server.leave)
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions().count("restart") == 1
         assert bench.rpc("rpc_time_count", "choria_provision#restart") == 2
         assert bench.rpc("rpc_errors", "choria_provision#restart") == 0
@@ -509,7 +509,7 @@ class TestLeaving:
         bench.answer(shutdown=True)
         self.lose_the_reply(bench, "shutdown", lambda: None)
 
-        assert bench.provision() is Outcome.SHUT_DOWN
+        assert bench.provision() is Success.SHUT_DOWN
 
     def test_nobody_there_from_the_first_try_on_is_a_failure(self, bench: Bench) -> None:
         def gone(request: Request) -> list[bytes]:
@@ -532,7 +532,7 @@ class TestLeaving:
 
         self.lose_the_reply(bench, "restart", break_off)
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.rpc("rpc_errors", "choria_provision#restart") == 0
 
     @pytest.mark.usefixtures("quick_retries")
@@ -548,7 +548,7 @@ class TestLeaving:
             return []
 
         bench.server.behaviour["restart"] = break_off
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions().count("restart") == 2
 
     def test_a_silence_while_the_broker_is_frozen_proves_nothing(
@@ -599,7 +599,7 @@ class TestProvisioningJWT:
         claims = {"purpose": "choria_provisioning", "cht": "s3cret", "chpd": True, "extensions": {"a": [1, 2]}}
         self.offer(bench, jwt.encode(claims, key, algorithm="RS256") + "\n")
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions() == ["jwt", "inventory", "configure", "restart"]
         assert bench.server.sent("jwt") == {"token": "s3cret"}
         assert bench.helper_input()["jwt"] == claims
@@ -626,7 +626,7 @@ class TestProvisioningJWT:
         bench.answer(configuration={"identity": IDENTITY})
         claims = {"purpose": "choria_provisioning", "chpd": False}
         self.offer(bench, jwt.encode(claims, key, algorithm="RS256"))
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
         self.offer(bench, jwt.encode(claims | {"chpd": True}, key, algorithm="RS256"))
         with pytest.raises(HostError, match=r"plugin\.choria\.server\.provision"):
@@ -655,7 +655,7 @@ class TestPKI:
         csr = self.offer(bench, IDENTITY)
         bench.answer(configuration=CONFIGURATION, certificate="CERT", ca="CA", ssldir="/elsewhere")
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions() == ["inventory", "gencsr", "configure", "restart"]
         assert bench.server.sent("gencsr") == {"token": "s3cret", "cn": IDENTITY}
         assert bench.helper_input()["csr"] == {"csr": csr, "public_key": "PUB", "ssldir": "/etc/choria/ssl"}
@@ -739,7 +739,7 @@ class TestPrivateKey:
         bench.server.behaviour["jwt"] = jwt_reply
         key = self.answer(bench, authority)
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         inputs = bench.server.sent("configure")
         secret = made[1].exchange(x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(inputs["ecdh_public"])))
         received = serialization.load_der_private_key(decrypted(inputs["key"], secret), None)
@@ -813,7 +813,7 @@ class TestEd25519:
     def test_the_server_gets_a_jwt_for_the_key_that_it_made(self, bench: Bench) -> None:
         bench.answer(configuration=CONFIGURATION | {"collectives": "one, two"}, server_claims={"ou": "acme"})
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions() == ["jwt", "gen25519", "inventory", "configure", "restart"]
         public = self.key.public_key().public_bytes_raw().hex()
         claims = jwt.decode(
@@ -912,7 +912,7 @@ class TestUpgrades:
         bench.config = bench.configured(**{**self.SETTINGS, "upgrades_optional": True, **settings})
 
     def test_it_is_sent_there_and_not_configured(self, bench: Bench) -> None:
-        assert bench.provision() is Outcome.UPGRADING
+        assert bench.provision() is Success.UPGRADING
         assert bench.server.actions() == ["inventory", "release_update"]
         assert bench.server.sent("release_update") == {
             "token": "s3cret",
@@ -923,13 +923,13 @@ class TestUpgrades:
     def test_the_same_version_is_configured(self, bench: Bench) -> None:
         bench.answer(configuration=CONFIGURATION, upgrade="0.29.04")
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert bench.server.actions() == ["inventory", "configure", "restart"]
 
     def test_an_answer_may_name_the_version_alone(self, bench: Bench) -> None:
         bench.answer(upgrade="0.30.0")
 
-        assert bench.provision() is Outcome.UPGRADING
+        assert bench.provision() is Success.UPGRADING
 
     def test_but_not_when_it_has_that_version(self, bench: Bench) -> None:
         bench.answer(upgrade="0.29.4")
@@ -955,7 +955,7 @@ class TestUpgrades:
     def test_with_the_feature_off_the_version_is_ignored(self, bench: Bench) -> None:
         bench.config = bench.configured()
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert "release_update" not in bench.server.actions()
 
     @pytest.mark.parametrize(
@@ -970,14 +970,14 @@ class TestUpgrades:
         assert bench.server.actions() == ["inventory"]
 
         self.optional(bench)
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert "cannot upgrade" in caplog.text
         assert "release_update" not in bench.server.actions()
 
     def test_without_a_repository_it_is_configured_where_that_is_optional(self, bench: Bench) -> None:
         self.optional(bench, upgrades_repository="")
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
     @pytest.mark.parametrize("field", [{"version": 5}, {"upgradable": "yes"}, {"upgradable": None}])
     def test_an_inventory_of_the_wrong_types_fails_the_try(self, bench: Bench, field: dict[str, Any]) -> None:
@@ -995,7 +995,7 @@ class TestUpgrades:
         assert bench.rpc("rpc_errors", "choria_provision#release_update") == 1
 
         self.optional(bench)
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
         assert "configured without an upgrade" in caplog.text
 
     def test_upgrades_without_a_reply_count_as_tried(self, bench: Bench) -> None:
@@ -1038,7 +1038,7 @@ class TestUpgrades:
         assert "configure" not in bench.server.actions()
 
     def test_an_upgrade_that_changes_nothing_ends_after_the_second_time(self, bench: Bench) -> None:
-        assert [bench.provision(), bench.provision()] == [Outcome.UPGRADING] * 2
+        assert [bench.provision(), bench.provision()] == [Success.UPGRADING] * 2
 
         for _ in range(2):
             with pytest.raises(HostError, match=r"after 2 upgrades to 0\.30\.0 the server still runs 0\.29\.4"):
@@ -1047,10 +1047,10 @@ class TestUpgrades:
         assert "configure" not in bench.server.actions()
 
     def test_after_an_upgrade_that_worked_it_is_configured(self, bench: Bench) -> None:
-        assert bench.provision() is Outcome.UPGRADING
+        assert bench.provision() is Success.UPGRADING
         bench.server.reply("inventory", version="0.30.0", upgradable=True)
 
-        assert bench.provision() is Outcome.PROVISIONED
+        assert bench.provision() is Success.PROVISIONED
 
 
 class TestReplies:

@@ -28,7 +28,7 @@ from provisioner.choria.rpc import Client
 from provisioner.config import Config
 from provisioner.host import node
 from provisioner.host.host import Host
-from provisioner.host.provision import Outcome, Provisioner
+from provisioner.host.provision import Provisioner, Success
 from provisioner.host.provisioning_jwt import Verifier
 from provisioner.hosts import election, finisher, listener, scheduler, worker
 from provisioner.hosts.loop import TURN_LIMIT_SECONDS
@@ -170,11 +170,11 @@ class Held:
         for host in hosts:
             self._gates[host].set()
 
-    def _hold(self, host: Host) -> Outcome:
+    def _hold(self, host: Host) -> Success:
         self.hosts.append(host)
         self._taken.put(host)
         assert self._gates[host].wait(PATIENCE_SECONDS)
-        return Outcome.UPGRADING
+        return Success.UPGRADING
 
 
 @pytest.fixture

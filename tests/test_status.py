@@ -16,7 +16,7 @@ from provisioner import __version__
 from provisioner.choria.protocol import reply_prefix
 from provisioner.host.host import Host
 from provisioner.hosts import history
-from provisioner.monitor.status import Attempt, Reason, Result, Role, Status, reasons
+from provisioner.monitor.status import Attempt, Outcome, Reason, Role, Status, reasons
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
@@ -54,7 +54,7 @@ def daemon(make_daemon: MakeDaemon) -> Daemon:
     return make_daemon()
 
 
-def attempt(identity: str, outcome: Result = Result.FAILED, *, step: str = "", reason: str = "") -> Attempt:
+def attempt(identity: str, outcome: Outcome = Outcome.FAILED, *, step: str = "", reason: str = "") -> Attempt:
     return Attempt(
         identity=identity,
         worker="worker-1",
@@ -109,11 +109,11 @@ def test_workers_tell_what_they_do_since_when(
     eventually(lambda: daemon.scheduler.overview.look().recent)
     eventually(lambda: daemon.scheduler.overview.look().queue.busy == 0)
     status = daemon.scheduler.overview.look("n0")
-    assert [(each.identity, each.outcome) for each in status.recent] == [("n0.example.net", Result.PROVISIONED)]
+    assert [(each.identity, each.outcome) for each in status.recent] == [("n0.example.net", Outcome.PROVISIONED)]
     # it restarts, and must not be taken for a new one meanwhile
     [known] = status.known
     assert (known.step, known.worker) == ("choria_provision#restart", "")
-    assert sum(minute.outcomes.get(Result.PROVISIONED, 0) for minute in status.minutes) == 1
+    assert sum(minute.outcomes.get(Outcome.PROVISIONED, 0) for minute in status.minutes) == 1
 
 
 @pytest.mark.usefixtures("quick_retries")
@@ -239,15 +239,15 @@ class TestReasons:
         other = attempt("n3", step="b", reason="waited 2 s")
 
         assert reasons([other, newest, older]) == [
-            Reason(outcome=Result.FAILED, step="a", reason="waited 3 s", count=2, last=newest.ended),
-            Reason(outcome=Result.FAILED, step="b", reason="waited 2 s", count=1, last=other.ended),
+            Reason(outcome=Outcome.FAILED, step="a", reason="waited 3 s", count=2, last=newest.ended),
+            Reason(outcome=Outcome.FAILED, step="b", reason="waited 2 s", count=1, last=other.ended),
         ]
 
-    @pytest.mark.parametrize("outcome", [Result.PROVISIONED, Result.SHUT_DOWN, Result.UPGRADING])
-    def test_those_that_succeeded_have_none(self, outcome: Result) -> None:
+    @pytest.mark.parametrize("outcome", [Outcome.PROVISIONED, Outcome.SHUT_DOWN, Outcome.UPGRADING])
+    def test_those_that_succeeded_have_none(self, outcome: Outcome) -> None:
         assert reasons([attempt("n1", outcome)]) == []
 
     def test_outcomes_are_told_apart(self) -> None:
-        found = reasons([attempt("n1", Result.DEFERRED, reason="x"), attempt("n1", Result.LEFT_ALONE, reason="x")])
+        found = reasons([attempt("n1", Outcome.DEFERRED, reason="x"), attempt("n1", Outcome.LEFT_ALONE, reason="x")])
 
-        assert [each.outcome for each in found] == [Result.DEFERRED, Result.LEFT_ALONE]
+        assert [each.outcome for each in found] == [Outcome.DEFERRED, Outcome.LEFT_ALONE]

@@ -15,7 +15,7 @@ import pytest
 from provisioner.choria import connector, retry
 from provisioner.choria.protocol import reply_prefix
 from provisioner.host.host import Host
-from provisioner.host.provision import Outcome
+from provisioner.host.provision import Success
 from provisioner.hosts import election, scheduler, supervisor, worker
 from provisioner.hosts.loop import Loop
 from provisioner.hosts.supervisor import Supervisor
@@ -437,14 +437,14 @@ class TestDaemon:
     ) -> None:
         threads: list[threading.Thread] = []
 
-        def provision(_host: Host) -> Outcome:
+        def provision(_host: Host) -> Success:
             threads.append(threading.current_thread())
             if len(threads) == 1:
                 limit, loop._limit = loop._limit, LIMIT_SECONDS
                 eventually(lambda: loop._thread is not threads[0])
                 loop._limit = limit
                 assert gate.wait(PATIENCE_SECONDS)
-            return Outcome.PROVISIONED
+            return Success.PROVISIONED
 
         monkeypatch.setattr(worker, "LEAVING_SECONDS", 60.0)
         registry, (loop,) = daemon.scheduler._registry, daemon.scheduler._workers

@@ -13,7 +13,7 @@ from provisioner.errors import HostError, SoftError
 from provisioner.host import node
 from provisioner.host.host import Host
 from provisioner.host.node import LockedError
-from provisioner.host.provision import Outcome
+from provisioner.host.provision import Success
 from provisioner.hosts import worker as worker_module
 from provisioner.hosts.finisher import Finisher
 from provisioner.hosts.history import History
@@ -21,7 +21,7 @@ from provisioner.hosts.loop import Loop
 from provisioner.hosts.registry import Registry
 from provisioner.hosts.worker import LEAVING_SECONDS, Worker
 from provisioner.monitor.metrics import Metrics
-from provisioner.monitor.status import Result
+from provisioner.monitor.status import Outcome
 from provisioner.shutdown import Shutdown
 from tests.test_registry import value
 from tests.waiting import wait_until
@@ -36,7 +36,7 @@ class Pool:
         self.registry = Registry(60, self.metrics)
         self.finisher = Finisher(self.registry)
         self.history = History(backoff=True, interval=60)
-        self.provision: Callable[[Host], Outcome] = lambda _host: Outcome.PROVISIONED
+        self.provision: Callable[[Host], Success] = lambda _host: Success.PROVISIONED
         self.provisioned: list[str] = []
         self.paused = False
         self.worker = Worker(
@@ -51,7 +51,7 @@ class Pool:
             shutdown=self.shutdown,
         )
 
-    def _provision(self, host: Host) -> Outcome:
+    def _provision(self, host: Host) -> Success:
         self.provisioned.append(host.identity)
         return self.provision(host)
 
@@ -78,8 +78,8 @@ def pool() -> Iterator[Pool]:
     assert not pool.finisher.alive
 
 
-def raising(error: Exception) -> Callable[[Host], Outcome]:
-    def provision(_host: Host) -> Outcome:
+def raising(error: Exception) -> Callable[[Host], Success]:
+    def provision(_host: Host) -> Success:
         raise error
 
     return provision
@@ -113,7 +113,7 @@ def test_a_bug_in_one_host_does_not_cost_the_next_one(pool: Pool) -> None:
     pool.provision = raising(KeyError("a bug"))
     pool.add("n1")
     wait_until(lambda: pool.waiting() == 0)
-    pool.provision = lambda _host: Outcome.UPGRADING
+    pool.provision = lambda _host: Success.UPGRADING
     pool.add("n2")
 
     wait_until(lambda: pool.waiting() == 0)
@@ -124,12 +124,12 @@ class TestStuck:
     """A host whose worker got stuck in its turn, and was replaced."""
 
     @pytest.fixture
-    def release(self, pool: Pool) -> Callable[[Outcome | Exception], None]:
+    def release(self, pool: Pool) -> Callable[[Success | Exception], None]:
         """Have the worker stuck with n1 and replaced; then lets its first thread go on to that end."""
         entered, leave = threading.Event(), threading.Event()
-        ends: list[Outcome | Exception] = []
+        ends: list[Success | Exception] = []
 
-        def hang(_host: Host) -> Outcome:
+        def hang(_host: Host) -> Success:
             entered.set()
             assert leave.wait(10)
             if isinstance(ends[0], Exception):
@@ -141,10 +141,10 @@ class TestStuck:
         assert entered.wait(10)
         stuck = pool.worker._thread
         assert stuck
-        pool.provision = lambda _host: Outcome.UPGRADING
+        pool.provision = lambda _host: Success.UPGRADING
         pool.worker.start()  # what the supervisor does then
 
-        def release(end: Outcome | Exception) -> None:
+        def release(end: Success | Exception) -> None:
             ends.append(end)
             leave.set()
             stuck.join(10)
@@ -153,23 +153,23 @@ class TestStuck:
         return release
 
     def test_it_has_failed_is_told_of_and_let_go(
-        self, pool: Pool, release: Callable[[Outcome | Exception], None], caplog: pytest.LogCaptureFixture
+        self, pool: Pool, release: Callable[[Success | Exception], None], caplog: pytest.LogCaptureFixture
     ) -> None:
         wait_until(lambda: pool.waiting() == 0)
         (attempt,) = pool.history.recent()
-        assert (attempt.identity, attempt.outcome, attempt.reason) == ("n1", Result.FAILED, "its worker got stuck")
+        assert (attempt.identity, attempt.outcome, attempt.reason) == ("n1", Outcome.FAILED, "its worker got stuck")
         assert pool.worker.state().identity == ""
         assert value(pool.metrics, "provision_errors") == 1
         (told,) = caplog.get_records("setup")
         assert told.getMessage().endswith(" s: its worker got stuck")
         assert told.__dict__["identity"] == "n1"
-        release(Outcome.UPGRADING)
+        release(Success.UPGRADING)
 
     @pytest.mark.parametrize("error", [HostError("no reply"), SoftError("let go"), KeyError("a bug")])
     def test_when_its_thread_goes_on_that_is_no_second_failure(
         self,
         pool: Pool,
-        release: Callable[[Outcome | Exception], None],
+        release: Callable[[Success | Exception], None],
         caplog: pytest.LogCaptureFixture,
         error: Exception,
     ) -> None:
@@ -185,21 +185,21 @@ class TestStuck:
         assert "its worker is no longer stuck" in caplog.text
 
     def test_when_its_thread_succeeds_in_the_end_that_counts(
-        self, pool: Pool, release: Callable[[Outcome | Exception], None]
+        self, pool: Pool, release: Callable[[Success | Exception], None]
     ) -> None:
         wait_until(lambda: pool.history.troubled_count() == 1)
-        release(Outcome.PROVISIONED)
+        release(Success.PROVISIONED)
 
         assert value(pool.metrics, "provisioned") == 1
         assert pool.history.troubled() == []
 
     def test_one_that_is_replaced_once_more_has_not_failed_once_more(
-        self, pool: Pool, release: Callable[[Outcome | Exception], None]
+        self, pool: Pool, release: Callable[[Success | Exception], None]
     ) -> None:
         pool.worker.start()
-        release(Outcome.UPGRADING)
+        release(Success.UPGRADING)
 
-        assert [attempt.outcome for attempt in pool.history.recent()] == [Result.UPGRADING, Result.FAILED]
+        assert [attempt.outcome for attempt in pool.history.recent()] == [Outcome.UPGRADING, Outcome.FAILED]
 
 
 def test_a_failure_by_a_bug_is_told_on_one_line_as_any_other(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,9 +215,9 @@ def test_a_failure_by_a_bug_is_told_on_one_line_as_any_other(pool: Pool, caplog:
 
 @pytest.mark.parametrize(
     ("outcome", "counter"),
-    [(Outcome.PROVISIONED, "provisioned"), (Outcome.SHUT_DOWN, "helper_shutdown_requests")],
+    [(Success.PROVISIONED, "provisioned"), (Success.SHUT_DOWN, "helper_shutdown_requests")],
 )
-def test_a_host_that_is_leaving_stays_known_for_a_minute(pool: Pool, outcome: Outcome, counter: str) -> None:
+def test_a_host_that_is_leaving_stays_known_for_a_minute(pool: Pool, outcome: Success, counter: str) -> None:
     assert LEAVING_SECONDS == 60
     pool.provision = lambda _host: outcome
     host = pool.add("n1")
@@ -229,7 +229,7 @@ def test_a_host_that_is_leaving_stays_known_for_a_minute(pool: Pool, outcome: Ou
 
 
 def test_each_outcome_counts_in_one_counter_alone(pool: Pool) -> None:
-    outcomes = iter(Outcome)
+    outcomes = iter(Success)
     pool.provision = lambda _host: next(outcomes)
     for identity in ("n1", "n2", "n3"):
         pool.add(identity)
@@ -241,7 +241,7 @@ def test_each_outcome_counts_in_one_counter_alone(pool: Pool) -> None:
 
 
 def test_a_host_sent_to_upgrade_is_let_go_at_once_to_be_provisioned_next_cycle(pool: Pool) -> None:
-    pool.provision = lambda _host: Outcome.UPGRADING
+    pool.provision = lambda _host: Success.UPGRADING
     pool.add("n1")
 
     wait_until(lambda: pool.waiting() == 0)
@@ -269,10 +269,10 @@ def test_nothing_is_taken_while_paused() -> None:
 def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool) -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def occupy(_host: Host) -> Outcome:
+    def occupy(_host: Host) -> Success:
         entered.set()
         leave.wait(10)
-        return Outcome.UPGRADING
+        return Success.UPGRADING
 
     pool.provision = occupy
     pool.add("busy")
@@ -280,7 +280,7 @@ def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool)
     pool.add("n1")
     # what a lost election does, but for the queue entry that the worker is about to take
     pool.registry.remove(next(host for host in pool.registry._hosts.values() if host.identity == "n1"))
-    pool.provision = lambda _host: Outcome.UPGRADING
+    pool.provision = lambda _host: Success.UPGRADING
     leave.set()
     pool.add("n2")
 
@@ -291,7 +291,7 @@ def test_a_host_that_was_let_go_while_queued_is_skipped_and_not_done(pool: Pool)
 def test_busy_workers_counts_for_the_duration_whatever_happens(pool: Pool) -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def fail_late(_host: Host) -> Outcome:
+    def fail_late(_host: Host) -> Success:
         entered.set()
         leave.wait(10)
         raise KeyError("a bug")

@@ -17,7 +17,7 @@ from provisioner.cli.assembly import Setup
 from provisioner.cli.helper_view import View
 from provisioner.errors import HostError, ProvisionerError
 from provisioner.host.host import Host
-from provisioner.host.provision import HELPER, Outcome, Provisioner, secrets
+from provisioner.host.provision import HELPER, Provisioner, Success, secrets
 from provisioner.monitor.metrics import Metrics
 from provisioner.shutdown import Shutdown
 from provisioner.text import plain_line, printable
@@ -26,9 +26,9 @@ from provisioner.text import plain_line, printable
 _STEPS = logging.getLogger(Host.__module__.rpartition(".")[0])
 
 _NEXT = {
-    Outcome.PROVISIONED: ": it restarts within seconds, and leaves this network",
-    Outcome.SHUT_DOWN: "",
-    Outcome.UPGRADING: ": it comes back to be configured",
+    Success.PROVISIONED: ": it restarts within seconds, and leaves this network",
+    Success.SHUT_DOWN: "",
+    Success.UPGRADING: ": it comes back to be configured",
 }
 
 
@@ -96,8 +96,8 @@ def _take_through(provisioner: Provisioner, host: Host, narrator: _Narrator) -> 
     wanted = provisioner.ask_helper(facts)
     said = View(secrets(provisioner.config, facts)).verdict(wanted)
     narrator.tell(f"  the helper says: {said}")
-    outcome = provisioner.apply(node, facts, wanted)
-    narrator.tell(f"{outcome.value}{_NEXT[outcome]}")
+    success = provisioner.apply(node, facts, wanted)
+    narrator.tell(f"{success.value}{_NEXT[success]}")
 
 
 def _heed_signals(shutdown: Shutdown) -> None:

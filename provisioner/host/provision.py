@@ -35,7 +35,7 @@ HELPER = "helper"
 STALE_INTERVALS = 2
 
 
-class Outcome(enum.Enum):
+class Success(enum.Enum):
     """How a cycle can succeed."""
 
     PROVISIONED = "provisioned"
@@ -47,7 +47,7 @@ class Outcome(enum.Enum):
         """The server is about to leave the provisioning network: a discovery may still find it, and must not admit
         it. One that upgrades comes back, to be provisioned.
         """
-        return self is not Outcome.UPGRADING
+        return self is not Success.UPGRADING
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +68,7 @@ class Provisioner:
     discovery_timeout: float
     _attempts: upgrades.Attempts = attrs.field(factory=upgrades.Attempts, init=False)
 
-    def provision(self, host: Host) -> Outcome:
+    def provision(self, host: Host) -> Success:
         """Run one host through its cycle.
 
         :raises HostError: when it could not be provisioned in this cycle
@@ -136,7 +136,7 @@ class Provisioner:
             raise
         return attrs.evolve(wanted, msg=masked(wanted.msg, hidden))
 
-    def apply(self, node: Node, facts: Facts, wanted: Answer) -> Outcome:
+    def apply(self, node: Node, facts: Facts, wanted: Answer) -> Success:
         """Do to a server what the helper wants.
 
         :raises HostError: when that must not be done, or fails
@@ -145,18 +145,18 @@ class Provisioner:
             raise DeferredError(f"configuration deferred: {printable(wanted.msg)}")
         if wanted.shutdown:
             node.shut_down()
-            return Outcome.SHUT_DOWN
+            return Success.SHUT_DOWN
 
         for warning in check(facts, wanted, upgrades=self.config.features.upgrades):
             LOG.warning("%s", warning, extra={"identity": facts.identity})
         configuration = inputs(facts, wanted, self.issuer)
         if self._upgrade(node, facts, wanted.upgrade):
-            return Outcome.UPGRADING
+            return Success.UPGRADING
         if not wanted.configuration:
             raise AnswerError(contract.NO_CONFIGURATION)
         node.configure(configuration)
         node.restart()
-        return Outcome.PROVISIONED
+        return Success.PROVISIONED
 
     def _csr(self, node: Node) -> CSR:
         request = node.gencsr()

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from provisioner.choria.discovery import Sighting
-from provisioner.monitor.status import Attempt, Minute, Result, Trouble
+from provisioner.monitor.status import Attempt, Minute, Outcome, Trouble
 
 #: Failures in a row after which the next try still comes with the next discovery.
 RETRIES_AT_ONCE = 2
@@ -98,7 +98,7 @@ class History:
         self._lock = threading.Lock()
         # all below under the lock
         self._recent: collections.deque[Attempt] = collections.deque(maxlen=RECENT_ATTEMPTS)
-        self._minutes: collections.OrderedDict[int, collections.Counter[Result]] = collections.OrderedDict()
+        self._minutes: collections.OrderedDict[int, collections.Counter[Outcome]] = collections.OrderedDict()
         # both: the one not seen for longest comes first
         self._troubled: collections.OrderedDict[str, _Record] = collections.OrderedDict()
         self._locked: collections.OrderedDict[str, float] = collections.OrderedDict()
@@ -120,9 +120,9 @@ class History:
                 self._locked[attempt.identity] = now + hold
                 self._locked.move_to_end(attempt.identity)
                 _limit(self._locked)
-            if attempt.outcome is Result.FAILED:
+            if attempt.outcome is Outcome.FAILED:
                 self._fail(attempt, now)
-            elif attempt.outcome is not Result.LEFT_ALONE:
+            elif attempt.outcome is not Outcome.LEFT_ALONE:
                 self._recover(attempt.identity)
             record = self._troubled.get(attempt.identity)
             return self._trouble(record, now) if record else None

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from provisioner.errors import DeferredError, HostError, SoftError
 from provisioner.host.host import Host
-from provisioner.host.provision import Outcome
+from provisioner.host.provision import Success
 from provisioner.hosts.finisher import Finisher
 from provisioner.hosts.history import History
 from provisioner.hosts.loop import IDLE_SECONDS, Loop
 from provisioner.hosts.registry import Registry
 from provisioner.monitor.metrics import Metrics
-from provisioner.monitor.status import Attempt, Result, Trouble, WorkerState, epoch
+from provisioner.monitor.status import Attempt, Outcome, Trouble, WorkerState, epoch
 from provisioner.shutdown import Shutdown
 
 LOG = logging.getLogger(__name__)
@@ -22,10 +22,10 @@ LOG = logging.getLogger(__name__)
 #: A host whose server is about to leave stays known for this long, so that the next discovery does not admit it again.
 LEAVING_SECONDS = 60.0
 
-_RESULTS = {
-    Outcome.PROVISIONED: Result.PROVISIONED,
-    Outcome.SHUT_DOWN: Result.SHUT_DOWN,
-    Outcome.UPGRADING: Result.UPGRADING,
+_OUTCOMES = {
+    Success.PROVISIONED: Outcome.PROVISIONED,
+    Success.SHUT_DOWN: Outcome.SHUT_DOWN,
+    Success.UPGRADING: Outcome.UPGRADING,
 }
 
 
@@ -42,7 +42,7 @@ class Worker(Loop):
     def __init__(
         self,
         number: int,
-        provision: Callable[[Host], Outcome],
+        provision: Callable[[Host], Success],
         *,
         limit: float,
         paused: Callable[[], bool],
@@ -60,9 +60,9 @@ class Worker(Loop):
         self._metrics = metrics
         self._history = history
         self._counters = {
-            Outcome.PROVISIONED: metrics.provisioned,
-            Outcome.SHUT_DOWN: metrics.helper_shutdown_requests,
-            Outcome.UPGRADING: metrics.upgrades,
+            Success.PROVISIONED: metrics.provisioned,
+            Success.SHUT_DOWN: metrics.helper_shutdown_requests,
+            Success.UPGRADING: metrics.upgrades,
         }
         # of the present turn; written by the thread that has it
         self.host: Host | None = None
@@ -111,17 +111,17 @@ class Worker(Loop):
         extra = {"identity": host.identity}
         LOG.info("provisioning", extra=extra)
         try:
-            outcome = self._provision(host)
+            success = self._provision(host)
         except HostError as error:
             self._give_up(host, started, error)
             return 0.0
         except Exception as error:  # noqa: BLE001 - a bug must cost no more than this one host's turn
             self._give_up(host, started, HostError("a bug"), bug=error)
             return 0.0
-        self._counters[outcome].inc()
-        self._record(host, _RESULTS[outcome], started)
-        LOG.info("%s in %.2f s", outcome.value, time.monotonic() - started, extra=extra)
-        return LEAVING_SECONDS if outcome.leaving else 0.0
+        self._counters[success].inc()
+        self._record(host, _OUTCOMES[success], started)
+        LOG.info("%s in %.2f s", success.value, time.monotonic() - started, extra=extra)
+        return LEAVING_SECONDS if success.leaving else 0.0
 
     def _give_up(self, host: Host, started: float, error: HostError, *, bug: Exception | None = None) -> None:
         extra = {"identity": host.identity, "request_id": error.request_id}
@@ -132,9 +132,10 @@ class Worker(Loop):
             return
         self._metrics.provision_errors.inc()
         failed = not isinstance(error, SoftError)
-        result = Result.FAILED if failed else Result.DEFERRED if isinstance(error, DeferredError) else Result.LEFT_ALONE
+        waits = Outcome.DEFERRED if isinstance(error, DeferredError) else Outcome.LEFT_ALONE
+        outcome = Outcome.FAILED if failed else waits
         reason = f"{error}: {type(bug).__name__}" if bug else str(error)
-        trouble = self._record(host, result, started, reason=reason, hold=error.hold)
+        trouble = self._record(host, outcome, started, reason=reason, hold=error.hold)
         LOG.log(
             logging.ERROR if failed else logging.INFO,
             "could not provision after %.2f s: %s%s",
@@ -146,14 +147,14 @@ class Worker(Loop):
         )
 
     def _record(
-        self, host: Host, result: Result, started: float, *, reason: str = "", hold: float = 0.0
+        self, host: Host, outcome: Outcome, started: float, *, reason: str = "", hold: float = 0.0
     ) -> Trouble | None:
         attempt = Attempt(
             identity=host.identity,
             worker=self.name,
             ended=time.time(),
             seconds=time.monotonic() - started,
-            outcome=result,
+            outcome=outcome,
             step=host.step if reason else "",
             reason=reason,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from provisioner.monitor.status import Minute, Result
+from provisioner.monitor.status import Minute, Outcome
 
 #: Of the drawing.
 HEIGHT = 100
@@ -22,21 +22,21 @@ SMALLEST_TOP = 5
 ROUND_DIGITS = (1, 2, 3, 4, 5, 6, 8, 10)
 
 #: The kinds of outcomes from the bottom to the top, by their class in the style.
-KINDS: Mapping[str, Sequence[Result]] = {
-    "good": (Result.PROVISIONED,),
-    "away": (Result.SHUT_DOWN, Result.UPGRADING),
-    "later": (Result.DEFERRED, Result.LEFT_ALONE),
-    "failed": (Result.FAILED,),
+KINDS: Mapping[str, Sequence[Outcome]] = {
+    "good": (Outcome.PROVISIONED,),
+    "away": (Outcome.SHUT_DOWN, Outcome.UPGRADING),
+    "later": (Outcome.DEFERRED, Outcome.LEFT_ALONE),
+    "failed": (Outcome.FAILED,),
 }
 #: The kind of each outcome.
-KIND_OF = {result: kind for kind, results in KINDS.items() for result in results}
+KIND_OF = {outcome: kind for kind, outcomes in KINDS.items() for outcome in outcomes}
 
 
 @attrs.frozen(kw_only=True)
 class Total:
     """How many attempts ended so in the whole hour."""
 
-    outcome: Result
+    outcome: Outcome
     kind: str
     count: int
 
@@ -69,7 +69,7 @@ def chart(minutes: Sequence[Minute]) -> Chart:
     for number, minute in enumerate(minutes):
         for kind, path in _bars(number * MINUTE_WIDTH, minute, top):
             paths[kind] += path
-    totals = {result: sum(minute.outcomes.get(result, 0) for minute in minutes) for result in Result}
+    totals = {outcome: sum(minute.outcomes.get(outcome, 0) for minute in minutes) for outcome in Outcome}
     return Chart(
         minutes=minutes,
         top=top,
@@ -80,9 +80,9 @@ def chart(minutes: Sequence[Minute]) -> Chart:
             if any(minute.outcomes.values())
         ],
         totals=[
-            Total(outcome=result, kind=KIND_OF[result], count=count)
-            for result, count in totals.items()
-            if count or result in (Result.PROVISIONED, Result.FAILED)
+            Total(outcome=outcome, kind=KIND_OF[outcome], count=count)
+            for outcome, count in totals.items()
+            if count or outcome in (Outcome.PROVISIONED, Outcome.FAILED)
         ],
     )
 
@@ -95,8 +95,8 @@ def _top(most: int) -> int:
 
 def _bars(x: int, minute: Minute, top: int) -> Iterator[tuple[str, str]]:
     y = HEIGHT
-    for kind, results in KINDS.items():
-        count = sum(minute.outcomes.get(result, 0) for result in results)
+    for kind, outcomes in KINDS.items():
+        count = sum(minute.outcomes.get(outcome, 0) for outcome in outcomes)
         if count:
             height = max(SMALLEST_HEIGHT, round(BAR_HEIGHT * count / top))
             yield kind, f"M{x} {y}v-{height}h{BAR_WIDTH}v{height}z"
@@ -104,4 +104,4 @@ def _bars(x: int, minute: Minute, top: int) -> Iterator[tuple[str, str]]:
 
 
 def _told(minute: Minute) -> str:
-    return ", ".join(f"{minute.outcomes[result]} {result}" for result in Result if minute.outcomes.get(result))
+    return ", ".join(f"{minute.outcomes[outcome]} {outcome}" for outcome in Outcome if minute.outcomes.get(outcome))

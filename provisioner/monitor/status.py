@@ -30,7 +30,7 @@ class Role(enum.StrEnum):
     PAUSED = "paused"
 
 
-class Result(enum.StrEnum):
+class Outcome(enum.StrEnum):
     """How an attempt can end."""
 
     PROVISIONED = "provisioned"
@@ -45,7 +45,7 @@ class Result(enum.StrEnum):
     @property
     def good(self) -> bool:
         """Whether the host is done with."""
-        return self in (Result.PROVISIONED, Result.SHUT_DOWN, Result.UPGRADING)
+        return self in (Outcome.PROVISIONED, Outcome.SHUT_DOWN, Outcome.UPGRADING)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +62,7 @@ class Attempt:
     worker: str
     ended: float
     seconds: float
-    outcome: Result
+    outcome: Outcome
     step: str = ""
     reason: str = ""
 
@@ -94,7 +94,7 @@ class Minute:
     """
 
     start: float
-    outcomes: Mapping[Result, int]
+    outcomes: Mapping[Outcome, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +105,7 @@ class Reason:
     :ivar last: when the latest of them ended
     """
 
-    outcome: Result
+    outcome: Outcome
     step: str
     reason: str
     count: int
@@ -232,7 +232,7 @@ def reasons(attempts: Iterable[Attempt]) -> list[Reason]:
 
     :param attempts: newest first
     """
-    groups: dict[tuple[Result, str, str], list[Attempt]] = collections.defaultdict(list)
+    groups: dict[tuple[Outcome, str, str], list[Attempt]] = collections.defaultdict(list)
     for each in attempts:
         if not each.outcome.good:
             groups[each.outcome, each.step, _pattern(each)].append(each)

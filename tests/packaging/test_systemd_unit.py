@@ -73,7 +73,7 @@ def test_it_provisions_with_no_privileges_and_ends_in_order(service: Service) ->
     assert (status["NoNewPrivs"], int(status["CapBnd"], 16), status["Seccomp"]) == ("1", 0, "2")
 
     machine.run("systemctl", "stop", UNIT)
-    assert (shown(machine, "ActiveState"), shown(machine, "Result")) == ("inactive", "success")
+    assert (shown(machine, "ActiveState"), shown(machine, "Outcome")) == ("inactive", "success")
     assert not machine.path(PID_FILE).exists()
 
 
