@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from tests.waiting import PATIENCE_SECONDS
+
 #: The names of the program in distributions.
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-#: How long it may take to answer.
-PATIENCE_SECONDS = 30.0
 #: How long it may take to leave.
 LEAVE_SECONDS = 10.0
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import hypothesis
@@ -16,10 +17,13 @@ from prometheus_client import CollectorRegistry
 from provisioner.choria import credentials, retry, tls
 from provisioner.choria.brokers import Broker
 from provisioner.choria.connector import Connector
+from provisioner.choria.protocol import reply_prefix
 from provisioner.monitor.metrics import ConnectorMetrics
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
+from tests.installation import Installation
+from tests.scheduled import CALLER, MakeDaemon, ScheduledDaemon, hurry
 from tests.waiting import PATIENCE_SECONDS as PATIENCE_SECONDS  # noqa: PLC0414 - most tests import it from here
 from tests.waiting import wait_until
 
@@ -86,6 +90,13 @@ def broker(start_broker: StartBroker) -> NatsServer:
     return start_broker()
 
 
+@pytest.fixture
+def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
+    """A daemon as it is installed, for :func:`broker`; not started."""
+    with Installation(tmp_path, broker.url) as installation:
+        yield installation
+
+
 class StartFleet(Protocol):
     def __call__(self, *servers: Server, **options: Any) -> Fleet: ...
 
@@ -97,8 +108,7 @@ def start_fleet(broker: NatsServer) -> Iterator[StartFleet]:
 
         def start(*servers: Server, **options: Any) -> Fleet:
             fleet = Fleet(broker.url, servers, **options)
-            stack.callback(fleet.stop)
-            fleet.start()
+            stack.enter_context(fleet)
             return fleet
 
         yield start
@@ -193,3 +203,26 @@ def two_addresses(monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     return name
+
+
+@pytest.fixture
+def make_daemon(
+    tmp_path: Path, broker: NatsServer, make_connector: MakeConnector, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakeDaemon]:
+    """Makes daemons, not started yet, with the options of :class:`tests.scheduled.ScheduledDaemon`."""
+    hurry(monkeypatch)
+    daemons: list[ScheduledDaemon] = []
+
+    def make(**options: Any) -> ScheduledDaemon:
+        daemons.append(ScheduledDaemon(tmp_path, make_connector(broker, reply_prefix=reply_prefix(CALLER)), **options))
+        return daemons[-1]
+
+    yield make
+    for daemon in daemons:
+        daemon.shutdown.request()
+        daemon.stop()  # the second request: what is in work is of no interest any more
+
+
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon) -> ScheduledDaemon:
+    return make_daemon()

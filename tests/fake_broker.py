@@ -13,9 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from provisioner.choria.brokers import Broker
-
-#: For what a client is expected to do.
-PATIENCE_SECONDS = 30.0
+from tests.waiting import PATIENCE_SECONDS
 
 
 class Peer:

@@ -14,14 +14,18 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.conftest import PATIENCE_SECONDS
+from provisioner.simulate.server import Site
 from tests.usage import Usage, usage
+from tests.waiting import PATIENCE_SECONDS
 
 #: Wants no more of a server than that it leaves provisioning mode.
 HELPER = """#!/bin/sh
 cat >/dev/null
 echo '{"configuration":{"plugin.choria.server.provision":"0"}}'
 """
+
+#: What simulated servers that it provisions have in common.
+SITE = Site(token="s3cret")
 
 #: None of them is taken by a simulated broker, or given to an outgoing connection.
 PORTS = range(12000, 20000)

@@ -27,9 +27,9 @@ from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartFleet
+from tests.installation import SITE
+from tests.scheduled import CALLER, EVENTS, ScheduledDaemon, servers, startup, value
 from tests.test_config import load
-from tests.test_registry import value
-from tests.test_scheduler import CALLER, EVENTS, SITE, Daemon, servers, startup
 
 INTERVAL = 60.0
 #: What a server may take to reply; each request to one that is silent costs as much.
@@ -39,7 +39,7 @@ BROKEN_HELPER = f"{HELPER}echo 'no such database' >&2\nexit 1\n"
 GOOD_HELPER = f"""{HELPER}echo '{{"configuration":{{"plugin.choria.server.provision":"0"}}}}'\n"""
 
 
-class Bench(Daemon):
+class Bench(ScheduledDaemon):
     """A daemon whose history is on a clock that the test moves, and which discovers when the test wants it to."""
 
     def __init__(self, directory: Path, connector: Connector, eventually: Eventually, **settings: Any) -> None:

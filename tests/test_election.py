@@ -35,10 +35,10 @@ from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
 from tests import test_provision
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
+from tests.installation import SITE
 from tests.networks import public_hex
+from tests.scheduled import EVENTS, ScheduledDaemon, hurry, startup, value
 from tests.streams import LOGIN, SERVERS_LOGIN, Original, Streams, connector
-from tests.test_registry import value
-from tests.test_scheduler import EVENTS, SITE, Daemon, hurry, startup
 
 METRICS = Path(__file__).parent / "fixtures" / "agents"
 #: What they are where no test makes them shorter.
@@ -482,7 +482,7 @@ class Cycle:
     :ivar directory: where its helper is
     """
 
-    def __init__(self, daemon: Daemon, server: PuppetServer, streams: Streams, eventually: Eventually) -> None:
+    def __init__(self, daemon: ScheduledDaemon, server: PuppetServer, streams: Streams, eventually: Eventually) -> None:
         self.daemon = daemon
         self.server = server
         self._streams = streams
@@ -525,15 +525,17 @@ class PuppetServer(test_provision.Server):
 
 
 @pytest.fixture
-def make_daemon(tmp_path: Path, streams: Streams, make_connector: MakeConnector) -> Iterator[Callable[..., Daemon]]:
-    """Makes daemons that elect their leader, not started yet, with the options of :class:`Daemon`."""
-    daemons: list[Daemon] = []
+def make_daemon(
+    tmp_path: Path, streams: Streams, make_connector: MakeConnector
+) -> Iterator[Callable[..., ScheduledDaemon]]:
+    """Makes daemons that elect their leader, not started yet, with the options of :class:`ScheduledDaemon`."""
+    daemons: list[ScheduledDaemon] = []
 
-    def make(identity: str, **options: Any) -> Daemon:
+    def make(identity: str, **options: Any) -> ScheduledDaemon:
         connection = make_connector(
             streams.server, reply_prefix=reply_prefix(f"choria={identity}"), authenticate=lambda _: LOGIN
         )
-        daemon = Daemon(tmp_path, connection, identity=identity, leader_election=True, **options)
+        daemon = ScheduledDaemon(tmp_path, connection, identity=identity, leader_election=True, **options)
         daemons.append(daemon)
         return daemon
 
@@ -551,7 +553,7 @@ class TestWorkInHand:
     def cycle(
         self,
         streams: Streams,
-        make_daemon: Callable[..., Daemon],
+        make_daemon: Callable[..., ScheduledDaemon],
         eventually: Eventually,
         monkeypatch: pytest.MonkeyPatch,
     ) -> Iterator[Cycle]:
@@ -643,8 +645,7 @@ def start_servers() -> Iterator[StartServers]:
 
         def start(streams: Streams, *servers: Server, **options: Any) -> Fleet:
             fleet = Fleet(streams.server.url, servers, login=SERVERS_LOGIN, **options)
-            stack.callback(fleet.stop)
-            fleet.start()
+            stack.enter_context(fleet)
             return fleet
 
         yield start
@@ -653,7 +654,7 @@ def start_servers() -> Iterator[StartServers]:
 @pytest.mark.usefixtures("brisk")
 def test_a_server_that_was_left_behind_locked_is_tried_once_and_not_again_before_the_lock_has_ended(
     streams: Streams,
-    make_daemon: Callable[..., Daemon],
+    make_daemon: Callable[..., ScheduledDaemon],
     eventually: Eventually,
     start_servers: StartServers,
     monkeypatch: pytest.MonkeyPatch,

@@ -168,8 +168,7 @@ def boot(pair: Pair, stack: contextlib.ExitStack) -> Fleet:
         for number in range(SERVERS)
     ]
     fleet = Fleet(pair.streams.server.url, servers, login=SERVERS_LOGIN, latency=0.3)
-    stack.callback(fleet.stop)
-    fleet.start()
+    stack.enter_context(fleet)
     assert fleet.wait(lambda counts: counts.provisioned >= SERVERS / 5, PATIENCE_SECONDS)
     return fleet
 

@@ -9,7 +9,6 @@ import re
 import select
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -409,11 +408,6 @@ class TestSecrets:
 
 
 class TestTheProcess:
-    @pytest.fixture
-    def installation(self, tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-        with Installation(tmp_path, broker.url) as installation:
-            yield installation
-
     def test_it_leaves_no_secret_where_others_can_look(
         self, installation: Installation, broker: NatsServer, eventually: Eventually
     ) -> None:

@@ -5,30 +5,16 @@ from __future__ import annotations
 import queue
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from provisioner.choria.connector import Connector
 from provisioner.choria.nats import Message
-from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
 from tests.conftest import PATIENCE_SECONDS, Eventually, StartFleet
-from tests.installation import Installation
-from tests.test_run import SITE
-
-
-@pytest.fixture
-def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-    with Installation(tmp_path, broker.url) as installation:
-        yield installation
-
-
-def logged(installation: Installation, text: str) -> bool:
-    return installation.log_file.exists() and text in installation.log_file.read_text()
+from tests.installation import SITE, Installation
 
 
 def test_a_failure_names_the_request_as_the_server_knows_it(
@@ -39,7 +25,7 @@ def test_a_failure_names_the_request_as_the_server_knows_it(
     connector.flush()
     start_fleet(Server(identity="n1.example.net", site=SITE, misbehaviour=Misbehaviour.ERROR_STATUS))
     installation.start()
-    eventually(lambda: logged(installation, "could not provision"))
+    eventually(lambda: installation.logged("could not provision"))
 
     (line,) = [line for line in installation.log() if line["msg"].startswith("could not provision")]
     request = EnvelopesV1().open(seen.get(timeout=PATIENCE_SECONDS).payload)
@@ -54,7 +40,7 @@ def test_what_is_dropped_names_its_request(
 ) -> None:
     start_fleet(Server(identity="n1.example.net", site=SITE, misbehaviour=Misbehaviour.FOREIGN_SENDER))
     installation.start()
-    eventually(lambda: logged(installation, "dropped a reply"))
+    eventually(lambda: installation.logged("dropped a reply"))
 
     (line,) = [line for line in installation.log() if line["msg"].startswith("dropped a reply")]
     assert line["identity"] == "n1.example.net"

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from provisioner import logs
 from provisioner.errors import HostError, ProvisionerError
-
-PATIENCE_SECONDS = 30.0
+from tests.waiting import PATIENCE_SECONDS
 
 SetUp = Callable[..., Path]
 

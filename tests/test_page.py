@@ -39,8 +39,8 @@ from provisioner.text import printable
 from tests import browser
 from tests.browser import Tab
 from tests.conftest import Eventually, StartFleet
-from tests.test_scheduler import SITE, Daemon, servers
-from tests.test_status import MakeDaemon, make_daemon  # noqa: F401 - a fixture
+from tests.installation import SITE
+from tests.scheduled import MakeDaemon, ScheduledDaemon, servers
 
 #: In the middle of a day, wherever the tests run.
 NOW = time.mktime((2026, 11, 30, 12, 0, 0, 0, 0, -1))
@@ -587,11 +587,11 @@ class TestBrowser:
         self,
         tab: Tab,
         serve: Serve,
-        make_daemon: MakeDaemon,  # noqa: F811
+        make_daemon: MakeDaemon,
         start_fleet: StartFleet,
         eventually: Eventually,
     ) -> None:
-        daemon: Daemon = make_daemon()
+        daemon: ScheduledDaemon = make_daemon()
         bad = Server(identity="bad.example.net", site=SITE, misbehaviour=Misbehaviour.ERROR_STATUS)
         start_fleet(*servers(5), bad)
         daemon.start()

@@ -10,16 +10,9 @@ import pytest
 from provisioner.host.host import Host
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS, Registry
 from provisioner.monitor.metrics import Metrics
+from tests.scheduled import value
 
 INTERVAL = 60.0
-
-
-def value(metrics: Metrics, name: str) -> float:
-    """The value of a series without further labels than the site, as a scraper reads it."""
-    prefix = f'choria_provisioner_{name}{{site="lab"}} '
-    return next(
-        float(line[len(prefix) :]) for line in metrics.render().decode().splitlines() if line.startswith(prefix)
-    )
 
 
 def sighted(identity: str, ago: float = 0.0) -> Host:

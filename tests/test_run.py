@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,9 @@ from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.envelopes import Request
 from provisioner.simulate.envelopes_v1 import EnvelopesV1
 from provisioner.simulate.misbehaviour import Misbehaviour
-from provisioner.simulate.server import Server, Site
+from provisioner.simulate.server import Server
 from tests.conftest import PATIENCE_SECONDS, Eventually, StartBroker, StartFleet
-from tests.installation import Installation
-
-SITE = Site(token="s3cret")
-
-
-@pytest.fixture
-def installation(tmp_path: Path, broker: NatsServer) -> Iterator[Installation]:
-    with Installation(tmp_path, broker.url) as installation:
-        yield installation
+from tests.installation import SITE, Installation
 
 
 def test_it_provisions_and_leaves_on_sigterm(installation: Installation, start_fleet: StartFleet) -> None:

@@ -610,8 +610,7 @@ def test_the_servers_of_a_network_are_provisioned_by_it(
             Server(identity=identity, site=network.site(broker.url)) for identity in (*known, "stray.example.net")
         ]
         fleet = network.fleet(broker.url, servers)
-        stack.callback(fleet.stop)
-        fleet.start()
+        stack.enter_context(fleet)
         log = stack.enter_context(at_work(network, broker, sample))
         eventually(lambda: fleet.counts().provisioned == len(known))
         eventually(lambda: "configuration deferred: there is no " in log.read_text())

@@ -9,133 +9,34 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import pytest
 
-from provisioner import config
 from provisioner.choria import discovery, lifecycle, nats
 from provisioner.choria.connector import Connector
 from provisioner.choria.discovery import Sighting
 from provisioner.choria.errors import ConnectionLostError
 from provisioner.choria.nats import Message
-from provisioner.choria.protocol import reply_prefix
-from provisioner.choria.protocol_v1 import ProtocolV1
-from provisioner.choria.rpc import Client
-from provisioner.config import Config
 from provisioner.host import node
 from provisioner.host.host import Host
 from provisioner.host.provision import Provisioner, Success
-from provisioner.host.provisioning_jwt import Verifier
-from provisioner.hosts import election, finisher, listener, scheduler, worker
+from provisioner.hosts import listener, scheduler
 from provisioner.hosts.loop import TURN_LIMIT_SECONDS
 from provisioner.hosts.registry import WORK_QUEUE_HOSTS
-from provisioner.hosts.scheduler import Scheduler, Ticker
-from provisioner.monitor.metrics import Metrics
-from provisioner.shutdown import Shutdown
+from provisioner.hosts.scheduler import Ticker
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.misbehaviour import Misbehaviour
-from provisioner.simulate.server import Server, Site
-from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector, StartFleet
-from tests.test_registry import value
-
-CALLER = "choria=prov.example.net"
-SITE = Site(token="s3cret")
-EVENTS = "choria.lifecycle.event.startup.provision_mode_server"
-
-
-class Daemon:
-    """A scheduler that runs in a thread of the test, with everything it needs.
-
-    :param identity: as which it sends its requests
-    :param settings: of :class:`Config`, also those that no file may hold
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        connector: Connector,
-        *,
-        identity: str = "prov.example.net",
-        verifier: Verifier | None = None,
-        discovery_timeout: float = 2.0,
-        **settings: Any,
-    ) -> None:
-        helper = directory / "helper"
-        helper.write_text(
-            '#!/bin/sh\ncat >/dev/null\necho \'{"configuration":{"plugin.choria.server.provision":"0"}}\'\n'
-        )
-        helper.chmod(0o755)
-        file = directory / "provisioner.yaml"
-        file.write_text(json.dumps({"helper": str(helper), "token": "s3cret", "choria_insecure": True, "workers": 4}))
-        self.config: Config = attrs.evolve(config.load(file), **settings)
-        self.metrics = Metrics("lab")
-        self.shutdown = Shutdown(grace=PATIENCE_SECONDS)
-        self.connector = connector
-        provisioner = Provisioner(
-            config=self.config,
-            client=Client(connector, ProtocolV1(identity=identity, caller=f"choria={identity}", ttl=60)),
-            metrics=self.metrics,
-            shutdown=self.shutdown,
-            verifier=verifier,
-            discovery_timeout=discovery_timeout,
-        )
-        self.scheduler = Scheduler(provisioner)
-        self.healthy: bool | None = None
-        self._thread = threading.Thread(target=self._run, name="main-of-the-test")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.shutdown.request()
-        if self._thread.ident is not None:
-            self._thread.join(PATIENCE_SECONDS)
-            assert not self._thread.is_alive()
-        self.connector.close()
-
-    def __getitem__(self, name: str) -> float:
-        return value(self.metrics, name)
-
-    def _run(self) -> None:
-        self.healthy = self.scheduler.run()
-
-
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all threads look often whether to stop."""
-    for module in (election, finisher, listener, scheduler, worker):
-        monkeypatch.setattr(module, "IDLE_SECONDS", 0.05)
-
-
-MakeDaemon = Callable[..., Daemon]
+from provisioner.simulate.server import Server
+from tests.conftest import PATIENCE_SECONDS, Eventually, StartFleet
+from tests.installation import SITE
+from tests.scheduled import EVENTS, MakeDaemon, ScheduledDaemon, servers, startup
 
 
 @pytest.fixture
-def make_daemon(tmp_path: Path, broker: NatsServer, make_connector: MakeConnector) -> Iterator[MakeDaemon]:
-    """Makes daemons, not started yet, with the options of :class:`Daemon`."""
-    daemons: list[Daemon] = []
-
-    def make(**options: Any) -> Daemon:
-        daemon = Daemon(tmp_path, make_connector(broker, reply_prefix=reply_prefix(CALLER)), **options)
-        daemons.append(daemon)
-        return daemon
-
-    yield make
-    for daemon in daemons:
-        daemon.shutdown.request()
-        daemon.stop()  # the second request: what is in work is of no interest any more
-
-
-@pytest.fixture
-def daemon(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon()
-
-
-@pytest.fixture
-def connected(daemon: Daemon) -> Daemon:
+def connected(daemon: ScheduledDaemon) -> ScheduledDaemon:
     """A daemon none of whose threads run, so that the test can take their turns."""
     assert daemon.connector.connect(PATIENCE_SECONDS)
     daemon.connector.flush()
@@ -185,15 +86,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     held.release(*held.hosts)
 
 
-def servers(count: int, **options: Any) -> list[Server]:
-    return [Server(identity=f"n{number}.example.net", site=SITE, **options) for number in range(count)]
-
-
-def startup(identity: str) -> bytes:
-    return lifecycle.startup(identity=identity, component="provision_mode_server", version="0.30.0")
-
-
-def test_servers_that_wait_are_found_by_broadcast_and_provisioned(daemon: Daemon, start_fleet: StartFleet) -> None:
+def test_servers_that_wait_are_found_by_broadcast_and_provisioned(
+    daemon: ScheduledDaemon, start_fleet: StartFleet
+) -> None:
     fleet = start_fleet(*servers(50))
     daemon.start()
 
@@ -205,7 +100,7 @@ def test_servers_that_wait_are_found_by_broadcast_and_provisioned(daemon: Daemon
 
 
 def test_servers_that_boot_are_admitted_by_their_event_without_waiting_for_a_discovery(
-    daemon: Daemon, start_fleet: StartFleet, eventually: Eventually
+    daemon: ScheduledDaemon, start_fleet: StartFleet, eventually: Eventually
 ) -> None:
     daemon.start()
     eventually(lambda: daemon["discover_cycles"] == 1)
@@ -217,7 +112,7 @@ def test_servers_that_boot_are_admitted_by_their_event_without_waiting_for_a_dis
     assert daemon["discover_cycles"] == 1
 
 
-def test_the_start_of_the_instance_is_announced(daemon: Daemon, connector: Connector) -> None:
+def test_the_start_of_the_instance_is_announced(daemon: ScheduledDaemon, connector: Connector) -> None:
     announced: queue.SimpleQueue[Message] = queue.SimpleQueue()
     connector.subscribe("choria.lifecycle.event.startup.provisioner", callback=announced.put)
     connector.flush()
@@ -229,7 +124,7 @@ def test_the_start_of_the_instance_is_announced(daemon: Daemon, connector: Conne
 
 
 def test_a_paused_instance_sends_no_broadcast_and_drops_events(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     start_fleet: StartFleet,
     connector: Connector,
     caplog: pytest.LogCaptureFixture,
@@ -277,7 +172,7 @@ def test_the_main_thread_is_alive_however_long_a_discovery_takes(
 
 
 def test_pausing_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(
-    daemon: Daemon, start_fleet: StartFleet, eventually: Eventually
+    daemon: ScheduledDaemon, start_fleet: StartFleet, eventually: Eventually
 ) -> None:
     fleet = start_fleet(*servers(5), latency=0.2)
     daemon.start()
@@ -290,7 +185,7 @@ def test_pausing_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(
     assert daemon["discovered"] == 0
 
 
-def test_a_trigger_that_is_pending_is_not_doubled_and_never_blocks(daemon: Daemon) -> None:
+def test_a_trigger_that_is_pending_is_not_doubled_and_never_blocks(daemon: ScheduledDaemon) -> None:
     for _ in range(1000):
         daemon.scheduler.trigger("again")
 
@@ -299,7 +194,7 @@ def test_a_trigger_that_is_pending_is_not_doubled_and_never_blocks(daemon: Daemo
 
 @pytest.mark.usefixtures("quick_retries")
 def test_discoveries_follow_when_the_connection_comes_back_since_servers_may_come_later(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     start_fleet: StartFleet,
     broker: NatsServer,
     eventually: Eventually,
@@ -316,7 +211,7 @@ def test_discoveries_follow_when_the_connection_comes_back_since_servers_may_com
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_paused_instance_looks_no_more_often_after_a_reconnection(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     broker: NatsServer,
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
@@ -340,7 +235,7 @@ def test_a_paused_instance_looks_no_more_often_after_a_reconnection(
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_broker_that_is_away_is_an_error_of_the_discovery_and_not_of_the_daemon(
-    daemon: Daemon, broker: NatsServer, start_fleet: StartFleet, eventually: Eventually
+    daemon: ScheduledDaemon, broker: NatsServer, start_fleet: StartFleet, eventually: Eventually
 ) -> None:
     start_fleet(*servers(1)).wait(lambda counts: counts.booted == 1, PATIENCE_SECONDS)
     daemon.start()
@@ -373,7 +268,7 @@ AWKWARD_EVENTS = {
 
 @pytest.mark.parametrize("kind", AWKWARD_EVENTS)
 def test_an_awkward_event_is_dropped_with_one_warning_and_the_next_one_is_taken(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     connector: Connector,
     kind: str,
     caplog: pytest.LogCaptureFixture,
@@ -400,7 +295,11 @@ def test_an_awkward_event_is_dropped_with_one_warning_and_the_next_one_is_taken(
     ids=["no identity", "another type"],
 )
 def test_an_event_that_concerns_nobody_is_ignored_without_a_word(
-    daemon: Daemon, connector: Connector, event: bytes, caplog: pytest.LogCaptureFixture, eventually: Eventually
+    daemon: ScheduledDaemon,
+    connector: Connector,
+    event: bytes,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Eventually,
 ) -> None:
     daemon.start()
     eventually(lambda: daemon["discover_cycles"] == 1 and daemon.connector.connected)
@@ -413,7 +312,7 @@ def test_an_event_that_concerns_nobody_is_ignored_without_a_word(
 
 
 def test_an_event_is_taken_whatever_component_its_body_names(
-    daemon: Daemon, connector: Connector, eventually: Eventually
+    daemon: ScheduledDaemon, connector: Connector, eventually: Eventually
 ) -> None:
     daemon.start()
     eventually(lambda: daemon["discover_cycles"] == 1 and daemon.connector.connected)
@@ -426,7 +325,7 @@ def test_an_event_is_taken_whatever_component_its_body_names(
 
 @pytest.mark.parametrize(("ahead", "warned"), [(0, False), (20, False), (120, True), (-120, True)])
 def test_a_server_whose_clock_is_off_is_admitted_and_told_of(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     connector: Connector,
     ahead: int,
     warned: bool,
@@ -446,7 +345,7 @@ def test_a_server_whose_clock_is_off_is_admitted_and_told_of(
 
 
 def test_a_burst_of_events_is_queued_while_requests_go_on(
-    daemon: Daemon, start_fleet: StartFleet, connector: Connector, eventually: Eventually
+    daemon: ScheduledDaemon, start_fleet: StartFleet, connector: Connector, eventually: Eventually
 ) -> None:
     fleet = start_fleet(*servers(20))
     daemon.start()
@@ -462,7 +361,7 @@ def test_a_burst_of_events_is_queued_while_requests_go_on(
 
 
 def test_identities_that_are_not_sane_are_refused_by_a_discovery(
-    daemon: Daemon, start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+    daemon: ScheduledDaemon, start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = start_fleet(*servers(3), noise=True)
     daemon.start()
@@ -473,7 +372,7 @@ def test_identities_that_are_not_sane_are_refused_by_a_discovery(
 
 
 def test_misbehaving_servers_do_not_keep_the_good_ones_from_being_provisioned(
-    daemon: Daemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+    daemon: ScheduledDaemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "AGENT_TIMEOUT_SECONDS", dict.fromkeys(node.AGENT_TIMEOUT_SECONDS, -1.0))
     good = servers(10)
@@ -490,7 +389,7 @@ def test_misbehaving_servers_do_not_keep_the_good_ones_from_being_provisioned(
     assert not any(check().problem for check in daemon.scheduler.liveness.values())
 
 
-def test_hosts_in_work_are_finished_within_the_grace_time(daemon: Daemon, start_fleet: StartFleet) -> None:
+def test_hosts_in_work_are_finished_within_the_grace_time(daemon: ScheduledDaemon, start_fleet: StartFleet) -> None:
     fleet = start_fleet(*servers(4), latency=0.3)
     daemon.start()
     assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] >= 4, PATIENCE_SECONDS)
@@ -500,7 +399,7 @@ def test_hosts_in_work_are_finished_within_the_grace_time(daemon: Daemon, start_
     assert fleet.counts().provisioned == 4
 
 
-def test_waiting_hosts_are_dropped_at_the_end(daemon: Daemon, start_fleet: StartFleet) -> None:
+def test_waiting_hosts_are_dropped_at_the_end(daemon: ScheduledDaemon, start_fleet: StartFleet) -> None:
     fleet = start_fleet(*servers(40), latency=0.3)
     daemon.start()
     assert fleet.wait(lambda counts: counts.actions["rpcutil#inventory"] >= 4, PATIENCE_SECONDS)
@@ -510,7 +409,7 @@ def test_waiting_hosts_are_dropped_at_the_end(daemon: Daemon, start_fleet: Start
     assert fleet.counts().provisioned <= 8, "those in work, and what they were followed by until it was told to leave"
 
 
-def test_a_second_request_to_leave_drops_what_is_in_work(daemon: Daemon, start_fleet: StartFleet) -> None:
+def test_a_second_request_to_leave_drops_what_is_in_work(daemon: ScheduledDaemon, start_fleet: StartFleet) -> None:
     silent = [Server(identity="silent.example.net", site=SITE, misbehaviour=Misbehaviour.SILENT)]
     fleet = start_fleet(*silent)
     daemon.start()
@@ -521,7 +420,7 @@ def test_a_second_request_to_leave_drops_what_is_in_work(daemon: Daemon, start_f
     assert daemon.healthy
 
 
-def test_it_can_be_ended_while_it_still_connects(daemon: Daemon, broker: NatsServer) -> None:
+def test_it_can_be_ended_while_it_still_connects(daemon: ScheduledDaemon, broker: NatsServer) -> None:
     broker.kill()
     daemon.start()
     daemon.stop()
@@ -530,7 +429,7 @@ def test_it_can_be_ended_while_it_still_connects(daemon: Daemon, broker: NatsSer
 
 
 def test_a_bug_in_the_main_loop_is_logged_and_ends_the_daemon_in_order(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    daemon: ScheduledDaemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(daemon.scheduler, "_each_turn", lambda: next(iter(())))
     daemon.start()
@@ -540,7 +439,7 @@ def test_a_bug_in_the_main_loop_is_logged_and_ends_the_daemon_in_order(
 
 
 def test_a_host_counts_as_discovered_from_the_time_at_which_its_reply_arrived(
-    connected: Daemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+    connected: ScheduledDaemon, start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_fleet(*servers(1))
     arrival = time.monotonic() - 50
@@ -553,7 +452,7 @@ def test_a_host_counts_as_discovered_from_the_time_at_which_its_reply_arrived(
 
 
 def test_a_host_counts_as_discovered_from_the_time_at_which_its_event_arrived(
-    connected: Daemon, connector: Connector, monkeypatch: pytest.MonkeyPatch
+    connected: ScheduledDaemon, connector: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrival = time.monotonic() - 50
     monkeypatch.setattr(nats, "time", Clock(arrival))
@@ -637,7 +536,7 @@ def test_no_discovery_is_made_before_the_interval_is_over(
 
 
 def test_threads_start_in_order_once_the_start_is_announced(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    daemon: ScheduledDaemon, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     order: list[str] = []
     start, publish = threading.Thread.start, daemon.connector.publish
@@ -682,7 +581,7 @@ def test_an_instance_that_is_to_be_elected_is_paused_before_anything_starts(
 
 
 def test_a_start_that_cannot_be_announced_is_none_that_fails(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     start_fleet: StartFleet,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -703,7 +602,7 @@ def test_a_start_that_cannot_be_announced_is_none_that_fails(
 
 
 def test_leaving_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(
-    daemon: Daemon, start_fleet: StartFleet
+    daemon: ScheduledDaemon, start_fleet: StartFleet
 ) -> None:
     fleet = start_fleet(*servers(5), latency=1.0)
     daemon.start()
@@ -716,7 +615,7 @@ def test_leaving_in_the_middle_of_a_discovery_ends_it_and_nothing_is_admitted(
 
 @pytest.mark.parametrize("how", ["pause", "leave"])
 def test_what_was_found_is_not_admitted_when_the_daemon_is_paused_or_leaves_meanwhile(
-    connected: Daemon, monkeypatch: pytest.MonkeyPatch, how: str
+    connected: ScheduledDaemon, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     def discover(*_arguments: Any, **_options: Any) -> list[Sighting]:
         (connected.config.pause if how == "pause" else connected.shutdown.request)()
@@ -730,7 +629,7 @@ def test_what_was_found_is_not_admitted_when_the_daemon_is_paused_or_leaves_mean
 
 
 def test_a_bug_in_a_discovery_costs_that_discovery_only(
-    daemon: Daemon,
+    daemon: ScheduledDaemon,
     start_fleet: StartFleet,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -836,7 +735,7 @@ def test_a_thread_that_does_not_end_is_left_behind_and_the_daemon_has_failed(
     assert re.search(r"worker-\d does not end: leaving it behind", caplog.text)
 
 
-def test_every_thread_has_a_name_and_ends(daemon: Daemon, eventually: Eventually) -> None:
+def test_every_thread_has_a_name_and_ends(daemon: ScheduledDaemon, eventually: Eventually) -> None:
     daemon.start()
     eventually(lambda: daemon["discover_cycles"] == 1)
     names = {thread.name for thread in threading.enumerate()}

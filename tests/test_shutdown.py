@@ -114,8 +114,7 @@ class Stage:
 
     def boot(self, broker: NatsServer, *servers: Server, **options: Any) -> Fleet:
         self.fleet = Fleet(broker.url, servers, **options)
-        self._stack.callback(self.fleet.stop)
-        self.fleet.start()
+        self._stack.enter_context(self.fleet)
         return self.fleet
 
     def tell(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import pytest
 import re2
 
 from provisioner import __version__
-from provisioner.choria.protocol import reply_prefix
 from provisioner.host.host import Host
 from provisioner.hosts import history
 from provisioner.monitor.status import Attempt, Outcome, Reason, Role, Status, reasons
 from provisioner.simulate.broker import NatsServer
 from provisioner.simulate.misbehaviour import Misbehaviour
 from provisioner.simulate.server import Server
-from tests.conftest import Eventually, MakeConnector, StartFleet
-from tests.test_scheduler import CALLER, SITE, Daemon, servers
+from tests.conftest import Eventually, StartFleet
+from tests.installation import SITE
+from tests.scheduled import MakeDaemon, ScheduledDaemon, servers
 
 #: Ends when the test makes the file.
 WAITING_HELPER = """#!/bin/sh
@@ -29,29 +28,6 @@ cat >/dev/null
 while [ ! -e {} ]; do sleep 0.02; done
 echo '{{"configuration":{{"plugin.choria.server.provision":"0"}}}}'
 """
-
-MakeDaemon = Callable[..., Daemon]
-
-
-@pytest.fixture
-def make_daemon(tmp_path: Path, broker: NatsServer, make_connector: MakeConnector) -> Iterator[MakeDaemon]:
-    """Makes daemons, not started yet, with settings of their configuration."""
-    daemons: list[Daemon] = []
-
-    def make(**settings: Any) -> Daemon:
-        connector = make_connector(broker, reply_prefix=reply_prefix(CALLER))
-        daemons.append(Daemon(tmp_path, connector, discovery_timeout=0.5, **settings))
-        return daemons[-1]
-
-    yield make
-    for daemon in daemons:
-        daemon.shutdown.request()
-        daemon.stop()
-
-
-@pytest.fixture
-def daemon(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon()
 
 
 def attempt(identity: str, outcome: Outcome = Outcome.FAILED, *, step: str = "", reason: str = "") -> Attempt:
@@ -74,7 +50,7 @@ def document(status: Status) -> dict[str, Any]:
 class TestRoles:
     """What an instance is to the others."""
 
-    def test_without_an_election_it_is_alone_or_paused(self, daemon: Daemon) -> None:
+    def test_without_an_election_it_is_alone_or_paused(self, daemon: ScheduledDaemon) -> None:
         assert daemon.scheduler.overview.look().role is Role.ALONE
         daemon.config.pause()
         assert daemon.scheduler.overview.look().role is Role.PAUSED
@@ -87,7 +63,7 @@ class TestRoles:
 
 
 def test_workers_tell_what_they_do_since_when(
-    daemon: Daemon, start_fleet: StartFleet, tmp_path: Path, eventually: Eventually
+    daemon: ScheduledDaemon, start_fleet: StartFleet, tmp_path: Path, eventually: Eventually
 ) -> None:
     (tmp_path / "helper").write_text(WAITING_HELPER.format(tmp_path / "go"))
     start_fleet(*servers(1))
@@ -117,7 +93,9 @@ def test_workers_tell_what_they_do_since_when(
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServer, eventually: Eventually) -> None:
+def test_the_connection_tells_how_it_is_and_was(
+    daemon: ScheduledDaemon, broker: NatsServer, eventually: Eventually
+) -> None:
     def connection() -> Any:
         return daemon.scheduler.overview.look().connection
 
@@ -147,13 +125,13 @@ def test_the_connection_tells_how_it_is_and_was(daemon: Daemon, broker: NatsServ
     assert connection().error, "what was the matter the last time"
 
 
-def test_a_thread_that_is_in_trouble_is_told_of(daemon: Daemon) -> None:
+def test_a_thread_that_is_in_trouble_is_told_of(daemon: ScheduledDaemon) -> None:
     daemon.scheduler._turned -= 1000
 
     assert [problem.partition(":")[0] for problem in daemon.scheduler.overview.look().problems] == ["main", "broker"]
 
 
-def test_a_search_tells_about_those_hosts_alone(daemon: Daemon) -> None:
+def test_a_search_tells_about_those_hosts_alone(daemon: ScheduledDaemon) -> None:
     for identity in ("web1.example.net", "web2.example.net", "db1.example.net"):
         daemon.scheduler.history.record(attempt(identity, reason="it is broken"))
         daemon.scheduler._registry.add(Host(identity))
@@ -168,7 +146,9 @@ def test_a_search_tells_about_those_hosts_alone(daemon: Daemon) -> None:
     assert found.troubled_count == 3
 
 
-def test_as_many_are_listed_as_are_wanted_and_all_are_counted(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_are_listed_as_are_wanted_and_all_are_counted(
+    daemon: ScheduledDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "COPIED_HOSTS", 10)
     for number in range(50):
         daemon.scheduler._registry.add(Host(f"n{number}"))
@@ -193,7 +173,7 @@ def test_one_that_is_refused_here_is_told_of(make_daemon: MakeDaemon) -> None:
 
 
 def test_the_document_has_what_machines_look_for_and_no_secret(
-    daemon: Daemon, start_fleet: StartFleet, eventually: Eventually
+    daemon: ScheduledDaemon, start_fleet: StartFleet, eventually: Eventually
 ) -> None:
     bad = Server(identity="bad.example.net", site=SITE, misbehaviour=Misbehaviour.ERROR_STATUS)
     start_fleet(*servers(2), bad)

@@ -23,8 +23,9 @@ from provisioner.monitor.http import MonitorServer
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
 from tests.conftest import PATIENCE_SECONDS, Eventually, MakeConnector
+from tests.installation import SITE
+from tests.scheduled import CALLER, ScheduledDaemon, hurry
 from tests.streams import LOGIN, SERVERS_LOGIN, Streams
-from tests.test_scheduler import CALLER, SITE, Daemon, hurry
 
 #: A turn that lasts longer is one of a thread that is stuck, where it is to be noticed soon.
 LIMIT_SECONDS = 0.1
@@ -277,13 +278,13 @@ def daemon(
     make_connector: MakeConnector,
     monkeypatch: pytest.MonkeyPatch,
     eventually: Eventually,
-) -> Iterator[Daemon]:
+) -> Iterator[ScheduledDaemon]:
     """All of an instance that leads, with one worker; it lets servers go at once when it has provisioned them."""
     hurry(monkeypatch)
     monkeypatch.setattr(election, "CAMPAIGN_BACKOFF", retry.Backoff((100,)))
     monkeypatch.setattr(worker, "LEAVING_SECONDS", 0.0)
     connection = make_connector(streams.server, reply_prefix=reply_prefix(CALLER), authenticate=lambda _: LOGIN)
-    daemon = Daemon(tmp_path, connection, discovery_timeout=0.1, leader_election=True, workers=1)
+    daemon = ScheduledDaemon(tmp_path, connection, discovery_timeout=0.1, leader_election=True, workers=1)
     daemon.start()
     eventually(lambda: daemon["discover_cycles"] == 1)
     yield daemon
@@ -299,14 +300,13 @@ def boot(streams: Streams) -> Iterator[Callable[[str], Fleet]]:
         def boot(identity: str) -> Fleet:
             server = Server(identity=identity, site=SITE, boots_after=0.01)
             fleet = Fleet(streams.server.url, [server], login=SERVERS_LOGIN)
-            stack.callback(fleet.stop)
-            fleet.start()
+            stack.enter_context(fleet)
             return fleet
 
         yield boot
 
 
-def loop_of(daemon: Daemon, name: str) -> Loop:
+def loop_of(daemon: ScheduledDaemon, name: str) -> Loop:
     (loop,) = (loop for loop in daemon.scheduler._supervisor._loops if loop.name == name)
     return loop
 
@@ -320,7 +320,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestDaemon:
     """With each of its threads in turn."""
 
-    def provisions(self, daemon: Daemon, boot: Callable[[str], Fleet], eventually: Eventually) -> None:
+    def provisions(self, daemon: ScheduledDaemon, boot: Callable[[str], Fleet], eventually: Eventually) -> None:
         """A server that boots is provisioned, and let go."""
         fleet = boot("n1.example.net")
         assert fleet.wait(lambda counts: counts.complete, PATIENCE_SECONDS)
@@ -331,7 +331,7 @@ class TestDaemon:
     @pytest.mark.parametrize("name", ["election", "listener", "finisher", "worker-1"])
     def test_one_that_died_is_replaced_and_all_goes_on(
         self,
-        daemon: Daemon,
+        daemon: ScheduledDaemon,
         boot: Callable[[str], Fleet],
         eventually: Eventually,
         caplog: pytest.LogCaptureFixture,
@@ -348,7 +348,7 @@ class TestDaemon:
     @pytest.mark.parametrize("name", ["listener", "worker-1"])
     def test_one_of_these_that_is_stuck_is_replaced_and_all_goes_on(
         self,
-        daemon: Daemon,
+        daemon: ScheduledDaemon,
         boot: Callable[[str], Fleet],
         set_trap: SetTrap,
         eventually: Eventually,
@@ -366,7 +366,7 @@ class TestDaemon:
     @pytest.mark.parametrize("name", ["election", "finisher"])
     def test_one_of_these_that_is_stuck_ends_the_daemon_with_a_failure(
         self,
-        daemon: Daemon,
+        daemon: ScheduledDaemon,
         set_trap: SetTrap,
         eventually: Eventually,
         caplog: pytest.LogCaptureFixture,
@@ -381,7 +381,7 @@ class TestDaemon:
     @deadly
     @pytest.mark.usefixtures("impatient")
     def test_the_reader_of_the_connection_that_died_ends_it_with_a_failure(
-        self, daemon: Daemon, eventually: Eventually, caplog: pytest.LogCaptureFixture
+        self, daemon: ScheduledDaemon, eventually: Eventually, caplog: pytest.LogCaptureFixture
     ) -> None:
         poison(daemon, sys.exit)
         eventually(lambda: daemon.healthy is False)
@@ -392,7 +392,7 @@ class TestDaemon:
     @pytest.mark.usefixtures("impatient")
     def test_the_reader_that_is_stuck_ends_it_with_a_failure(
         self,
-        daemon: Daemon,
+        daemon: ScheduledDaemon,
         gate: threading.Event,
         monkeypatch: pytest.MonkeyPatch,
         eventually: Eventually,
@@ -405,7 +405,7 @@ class TestDaemon:
         eventually(lambda: daemon.healthy is False)
         assert re.search(r"thread connector-reader: the turn has lasted \d+ s: leaving", caplog.text)
 
-    def test_the_age_of_every_turn_is_shown(self, daemon: Daemon) -> None:
+    def test_the_age_of_every_turn_is_shown(self, daemon: ScheduledDaemon) -> None:
         with MonitorServer(
             "127.0.0.1", 0, metrics=bytes, liveness=daemon.scheduler.liveness, readiness=daemon.scheduler.readiness
         ) as server:
@@ -417,7 +417,7 @@ class TestDaemon:
             assert get(server, "/readyz?verbose") == (200, "broker: ok\nelection: ok, leader\n")
 
     def test_a_stuck_thread_makes_it_sick_until_another_one_takes_over(
-        self, daemon: Daemon, set_trap: SetTrap, gate: threading.Event, eventually: Eventually
+        self, daemon: ScheduledDaemon, set_trap: SetTrap, gate: threading.Event, eventually: Eventually
     ) -> None:
         daemon.scheduler._each_turn = lambda: void(gate.wait(PATIENCE_SECONDS))  # the main thread takes its time
         trap = set_trap(loop_of(daemon, "worker-1"))
@@ -430,7 +430,7 @@ class TestDaemon:
 
     def test_a_host_in_the_hands_of_a_stuck_worker_is_let_go_and_provisioned_by_another_thread(
         self,
-        daemon: Daemon,
+        daemon: ScheduledDaemon,
         gate: threading.Event,
         monkeypatch: pytest.MonkeyPatch,
         eventually: Eventually,
@@ -463,7 +463,7 @@ class TestDaemon:
         assert registry.is_current(again), "which is let go in its own time"
 
 
-def poison(daemon: Daemon, deed: Callable[[], object]) -> None:
+def poison(daemon: ScheduledDaemon, deed: Callable[[], object]) -> None:
     """Have something done by the thread that reads from the connection, in a callback."""
     daemon.connector.subscribe("poison", callback=lambda _: void(deed()))
     daemon.connector.flush()

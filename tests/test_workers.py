@@ -23,7 +23,7 @@ from provisioner.hosts.worker import LEAVING_SECONDS, Worker
 from provisioner.monitor.metrics import Metrics
 from provisioner.monitor.status import Outcome
 from provisioner.shutdown import Shutdown
-from tests.test_registry import value
+from tests.scheduled import value
 from tests.waiting import wait_until
 
 

@@ -52,7 +52,7 @@ _REPLY_SUBJECT = re.compile(rf"{COLLECTIVE}\.reply(\.[^\x00-\x20.*>\x7f-\U0010ff
 
 
 class Fleet:
-    """Runs servers on a broker, in one thread beside that of the connection.
+    """Runs servers on a broker, in one thread beside that of the connection; a context manager.
 
     :param broker: its URL
     :param login: members of CONNECT that prove who the servers are
@@ -100,6 +100,17 @@ class Fleet:
         self._lock = threading.Lock()
         good = sum(server.good for server in servers)
         self._counts = Counts(servers=good, misbehaving=len(servers) - good)
+
+    def __enter__(self) -> Fleet:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         """Connect, and boot the servers whose time has come: those that are up from the start can be reached now.

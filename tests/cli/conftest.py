@@ -119,8 +119,7 @@ class Place:
     def fleet(self, *servers: Server, **settings: Any) -> Fleet:
         """Start servers, which end with the test."""
         fleet = self.network.fleet(self.broker.url, servers, **settings)
-        self._stack.callback(fleet.stop)
-        fleet.start()
+        self._stack.enter_context(fleet)
         return fleet
 
     def helper(self, script: str) -> Path:

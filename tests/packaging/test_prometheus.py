@@ -18,11 +18,10 @@ from provisioner.monitor.metrics import Metrics
 from provisioner.simulate.fleet import Fleet
 from provisioner.simulate.server import Server
 from tests.conftest import Eventually
-from tests.installation import Installation, free_port
+from tests.installation import SITE, Installation, free_port
 from tests.packaging.conftest import need
 from tests.packaging.machine import REPOSITORY
 from tests.streams import PASSWORD, SERVERS_LOGIN, Streams
-from tests.test_run import SITE
 
 ALERTS = REPOSITORY / "etc" / "prometheus" / "alerts.yaml"
 DASHBOARD = json.loads((REPOSITORY / "etc" / "prometheus" / "dashboard.json").read_text())
@@ -108,8 +107,7 @@ def test_every_panel_shows_something_and_every_rule_is_evaluated(
     servers = [Server(identity=f"n{number}.example.net", site=SITE, boots_after=0.1) for number in range(3)]
     fleet = Fleet(streams.server.url, servers, login=SERVERS_LOGIN)
     with contextlib.ExitStack() as stack:
-        stack.callback(fleet.stop)
-        fleet.start()
+        stack.enter_context(fleet)
         counted = 'sum(increase(choria_provisioner_provisioned{site=~"lab"}[1m])) > 0'
         eventually(lambda: prometheus.values(counted))
 
