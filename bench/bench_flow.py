@@ -208,9 +208,7 @@ def provision(cell: Cell, network: Network, directory: Path, count: int) -> Flow
         servers = [Server(identity=f"n{number}.example.net", site=site, facts=FACTS) for number in range(count)]
         # as on real servers, none of which verifies a request
         envelopes = attrs.evolve(network.envelopes, check=None)
-        fleet = network.fleet(broker.url, servers, envelopes=envelopes, latency=cell.latency_ms / 1e3)
-        fleet.start()
-        try:
+        with network.fleet(broker.url, servers, envelopes=envelopes, latency=cell.latency_ms / 1e3) as fleet:
             with Daemon(directory / "daemon", broker.url, network, workers=cell.workers) as program:
                 program.log_file.unlink(missing_ok=True)
                 program.helper(daemon.helper_script(cell.helper, network))
@@ -229,8 +227,6 @@ def provision(cell: Cell, network: Network, directory: Path, count: int) -> Flow
                 cycle_seconds=cycle_seconds(program.messages()),
                 peak_megabytes=after.peak_rss_bytes / 1e6,
             )
-        finally:
-            fleet.stop()
 
 
 def _cpu_seconds(broker: NatsServer) -> float:

@@ -376,9 +376,8 @@ def provision(count: int, workers: int) -> Wave:
     monitor = free_port()
     with NatsServer(f'http: "127.0.0.1:{monitor}"') as broker, tempfile.TemporaryDirectory() as directory:
         site = Site(token="s3cret")
-        fleet = Fleet(broker.url, [Server(identity=name(number), site=site) for number in range(count)])
-        fleet.start()
-        try:
+        servers = [Server(identity=name(number), site=site) for number in range(count)]
+        with Fleet(broker.url, servers) as fleet:
             with Daemon(Path(directory), broker.url, workers=workers) as program:
                 program.helper(daemon.helper_script("sh"))
                 bare = daemon.bare_starts_per_minute(Path(directory) / "helper", workers, HELPER_STARTS_SECONDS)
@@ -401,8 +400,6 @@ def provision(count: int, workers: int) -> Wave:
                 children_cpu_seconds=after.children_cpu_seconds,
                 peak_megabytes=after.peak_rss_bytes / 1e6,
             )
-        finally:
-            fleet.stop()
 
 
 def _traffic(port: int) -> Mapping[str, int]:

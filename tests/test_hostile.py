@@ -419,9 +419,7 @@ class TestTheProcess:
         installation.settings["token"] = "tok3n-of-the-site"
         environment = {**os.environ, "ONLY_HERE": "1"}
         server = SimulatedServer(identity=IDENTITY, site=Site(token="tok3n-of-the-site"))
-        fleet = Fleet(broker.url, [server])
-        fleet.start()
-        try:
+        with Fleet(broker.url, [server]):
             process = installation.start("run", env=environment)
             eventually(lambda: seen.exists() and seen.read_text().endswith("\0"))
             proc = Path("/proc") / str(process.pid)
@@ -429,8 +427,6 @@ class TestTheProcess:
             for name in ("cmdline", "environ"):
                 assert b"tok3n" not in (proc / name).read_bytes()
             installation.get("/metrics")
-        finally:
-            fleet.stop()
         assert Path(f"{seen}.core").read_text() == "0\n"
         by_the_shell = {"PWD", "OLDPWD", "SHLVL", "_", ""}
         names = {variable.partition("=")[0] for variable in seen.read_text().split("\0")}

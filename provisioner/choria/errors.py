@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
-from provisioner.errors import ProvisionerError
+from pynats2 import NATSError, NATSRequestTimeoutError
 
-with warnings.catch_warnings():
-    # pynats2 imports pkg_resources, which warns that its days are counted
-    warnings.simplefilter("ignore")
-    from pynats2 import NATSError, NATSRequestTimeoutError
+from provisioner.errors import ProvisionerError
 
 
 class ConnectorError(NATSError, ProvisionerError):  # type: ignore[misc]  # pynats2 has no types

@@ -1,25 +1,20 @@
 """What NATS looks like on the wire: messages, subjects, the frames that go out and those that come in.
 
-No input or output happens here. Beside the errors it is the one place that imports pynats2, whose types these extend.
+No input or output happens here. The types of pynats2 are extended here, and in the errors.
 """
 
 from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import attrs
+from pynats2 import NATSClient, NATSMessage, NATSSubscription
 
 from provisioner.choria.errors import HeaderError, SubjectError, WireError
 from provisioner.text import SHOWN_CHARACTERS, printable
-
-with warnings.catch_warnings():
-    # pynats2 imports pkg_resources, which warns that its days are counted
-    warnings.simplefilter("ignore")
-    from pynats2 import NATSClient, NATSMessage, NATSSubscription
 
 __all__ = ("NATSClient", "NATSSubscription")
 

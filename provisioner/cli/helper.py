@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from provisioner.cli import assembly, options, rivals
 from provisioner.cli.helper_view import View, certificate_problems
 from provisioner.config import Config
-from provisioner.contract import NO_CONFIGURATION, AnswerError
 from provisioner.errors import ConfigurationError, ProvisionerError
 from provisioner.host import answer, helper_process, provision
 from provisioner.host.answer import Answer
@@ -176,8 +175,7 @@ def _consequences(run: _Run, wanted: Answer, view: View) -> Iterable[str]:
     lines = [f"  warning: {view.text(line)}" for line in (*warnings, *problem)]
     if upgrade:
         return [*lines, f"  choria_provision#release_update to {view.text(wanted.upgrade)}; it comes back for the rest"]
-    if not wanted.configuration:
-        raise AnswerError(NO_CONFIGURATION)
+    provision.check_configured(wanted)
     return [
         *lines,
         "  choria_provision#configure with",

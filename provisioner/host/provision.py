@@ -152,8 +152,7 @@ class Provisioner:
         configuration = inputs(facts, wanted, self.issuer)
         if self._upgrade(node, facts, wanted.upgrade):
             return Success.UPGRADING
-        if not wanted.configuration:
-            raise AnswerError(contract.NO_CONFIGURATION)
+        check_configured(wanted)
         node.configure(configuration)
         node.restart()
         return Success.PROVISIONED
@@ -214,6 +213,15 @@ def check(facts: Facts, wanted: Answer, *, upgrades: bool) -> list[str]:
         provision_default=facts.provision_default,
         upgrades=upgrades,
     )
+
+
+def check_configured(wanted: Answer) -> None:
+    """Check that there is something to configure a server with that is not upgraded first.
+
+    :raises AnswerError: when there is not
+    """
+    if not wanted.configuration:
+        raise AnswerError(contract.NO_CONFIGURATION)
 
 
 def upgrade_due(conf: Config, facts: Facts, target: str) -> bool:

@@ -54,10 +54,9 @@ class Issuer:
     ) -> None:
         self._key = File("jwt_signing_key", config.jwt_signing_key)
         self._token = File("jwt_signing_token", config.jwt_signing_token) if config.jwt_signing_token else None
-        self._signer: Cached[_Signer] | None = None
-        if token := self._token:
-            self._signer = Cached([token], lambda: _signer(token))
-        self._pair = Cached([file for file in (self._key, self._token) if file], self._load)
+        tokens = [self._token] if self._token else []
+        self._signer = Cached(tokens, self._read_signer)
+        self._pair = Cached([self._key, *tokens], self._read_pair)
         self._validity = int(config.server_jwt_validity)
         self._clock = clock
         self._entropy = entropy
@@ -107,13 +106,13 @@ class Issuer:
         """What is wrong with key and token right now, one line each; for the start, where all is told at once."""
         problems: list[str] = []
         attempt(problems, self._pair)
-        signer = attempt([], self._signer) if self._signer else None
+        signer = attempt([], self._signer)
         attempt(problems, lambda: self._check_expiry(signer))
         return problems
 
     def expiries(self) -> dict[str, float]:
         """When the signing token expires, in seconds since the epoch; nothing while there is none that can be read."""
-        signer = attempt([], self._signer) if self._signer else None
+        signer = attempt([], self._signer)
         return {"signing_token": signer.expiry} if signer else {}
 
     def _valid_pair(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
@@ -125,14 +124,16 @@ class Issuer:
         if self._token and signer and signer.expiry <= self._clock():
             raise self._token.error(f"expired since {lifetimes.date(signer.expiry)}")
 
-    def _load(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
-        """The key, and the signer if there has to be one."""
+    def _read_signer(self) -> _Signer | None:
+        """None when there need not be one."""
+        return _signer(self._token) if self._token else None
+
+    def _read_pair(self) -> tuple[Ed25519PrivateKey, _Signer | None]:
         problems: list[str] = []
-        token = self._token
         key = attempt(problems, self._key.read_seed)
-        signer = attempt(problems, self._signer) if self._signer else None
-        if token and key and signer and signer.public_key.lower() != key.public_key().public_bytes_raw().hex():
-            problems += token.error(f"for another key than that of {self._key}").problems
+        signer = attempt(problems, self._signer)
+        if self._token and key and signer and signer.public_key.lower() != key.public_key().public_bytes_raw().hex():
+            problems += self._token.error(f"for another key than that of {self._key}").problems
         if key is None or problems:
             raise CredentialsError(problems)
         return key, signer

@@ -113,15 +113,15 @@ class Scheduler:
         self._election = self._candidate() if self._config.leader_election else None
         # in the order in which they are started
         loops: list[Loop] = [self._listener, self._finisher, *self._workers]
+        readiness = {"broker": self._broker}
         if self._election:
             loops.insert(0, self._election)
+            readiness["election"] = self._election.readiness
         self._supervisor = Supervisor(loops, {"connector-reader": self._connector.health})
         #: That each thread's loop turned lately, which does not depend on the broker.
         self.liveness: Checks = {"main": self._health, **self._supervisor.checks()}
         #: That this instance can do its work, or could if it were the leader.
-        self.readiness: Checks = {"broker": self._broker}
-        if self._election:
-            self.readiness = {**self.readiness, "election": self._election.readiness}
+        self.readiness: Checks = readiness
         self.overview = Overview(
             identity=self._protocol.identity,
             config=self._config,

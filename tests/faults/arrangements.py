@@ -58,12 +58,8 @@ def population(broker: str, servers: Sequence[Server], **options: Any) -> Iterat
 
     :param options: of their :class:`Fleet`
     """
-    fleet = Fleet(broker, servers, **options)
-    try:
-        fleet.start()
+    with Fleet(broker, servers, **options) as fleet:
         yield Population(servers, fleet)
-    finally:
-        fleet.stop()
 
 
 def processes_of(daemon: Daemon) -> dict[int, str]:

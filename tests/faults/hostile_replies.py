@@ -241,12 +241,8 @@ class HostileFleet(Fleet):
 @contextlib.contextmanager
 def hostile_population(broker: str, servers: list[HostileServer]) -> Iterator[None]:
     """Have hostile servers on a broker."""
-    fleet = HostileFleet(broker, servers)
-    try:
-        fleet.start()
+    with HostileFleet(broker, servers):
         yield
-    finally:
-        fleet.stop()
 
 
 def hostile_servers(name: str, steps: tuple[str, ...], *, all_steps: bool, **of_each: Any) -> list[HostileServer]:
